@@ -192,7 +192,7 @@ TESTS = {
     _FURTHER: ["tests/integration/vlm_assets/services/test_further_questions.py"],
     _KEPT: [_REMOVED_SETS, _STORED_SETS],
     _WITHDRAWAL: [_REMOVED_SETS, _STORED_SETS],
-    _BACKFILL: ["tests/unit/vlm_assets/commands/test_run.py"],
+    _BACKFILL: ["tests/unit/vlm_assets/services/test_backfill.py"],
     _STALE: ["tests/unit/vlm_assets/services/test_stale_work.py"],
 }
 

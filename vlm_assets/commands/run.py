@@ -1,4 +1,4 @@
-"""The commands ``run`` and ``serve``: a backfill (``services/backfill.py``) is launched, shown and followed.
+"""The commands ``run`` and ``serve``: a backfill (``services/followed_backfill.py``) on a console.
 
 A Dagster that runs on the home already is used; otherwise one is started, and ended at the end.
 ``webserver/`` starts the processes.
@@ -7,13 +7,10 @@ A Dagster that runs on the home already is used; otherwise one is started, and e
 from __future__ import annotations
 
 import contextlib
-import sqlite3
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from functools import partial
-from typing import Annotated, TypeVar, Unpack
+from typing import Annotated, Unpack
 
 import typer
 from rich.console import Console, RenderableType
@@ -42,48 +39,27 @@ from vlm_assets.config.question_sets import config_of_runs, question_sets
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.backfill import (
     SHOWN,
-    Backfill,
     BackfillOptions,
     BackfillProgress,
     BackfillSummary,
     KeysOf,
-    all_keys,
-    dagster_facts,
     failed_keys,
     known_keys,
-    summarize,
 )
-from vlm_assets.services.command_error import CommandError
-from vlm_assets.services.expected_cost import SetProgress
+from vlm_assets.services.followed_backfill import Patience, materialize_partitions, watch_from_outside
 from vlm_assets.services.forecast import compare_with_run
 from vlm_assets.services.progress import doing
 from vlm_assets.services.stale_work import stale_among
 from vlm_assets.services.status import Status, read_status
-from vlm_assets.webserver.api import (
-    DagsterApi,
-    DagsterApiError,
-    DagsterUnreachableError,
-    reload_running,
-)
+from vlm_assets.webserver.api import DagsterApi, reload_running
 from vlm_assets.webserver.home import running_address
 from vlm_assets.webserver.process_group import interruptible
 from vlm_assets.webserver.server import running_dagster, serve
 from vlm_catalog.catalog import Catalog
 from vlm_catalog.ingest import close_tail
-from vlm_catalog.ranges import PropertyRange
 from vlm_durable.commands import command
-from vlm_durable.mirror.bucket import StoreAwayError
-from vlm_durable.state.sqlite_file import ControlStateError
 from vlm_durable.versions.verified_files import VerifiedFiles
 from vlm_durable.wording import counted
-
-_AGAIN_SECONDS = 2.0
-
-_LAUNCHES = 5
-"""How often a backfill is launched that Dagster gives up."""
-
-_T = TypeVar("_T")
-
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C or SIGTERM before all was done."""
@@ -92,9 +68,9 @@ INTERRUPTED = 130
 def run_backfill(
     settings: Settings,
     *,
-    port: int = 3000,
+    port: int,
+    exit_when_done: bool,
     keys: KeysOf | None = None,
-    exit_when_done: bool = False,
     accuracy: Callable[[], str | None] = lambda: None,
     environment: Mapping[str, str] | None = None,
     console: Console | None = None,
@@ -110,17 +86,20 @@ def run_backfill(
     messages say what to do.
     """
     console = console or TerminalConsole(soft_wrap=True)
-    summary: BackfillSummary | None = None
+    code = INTERRUPTED
     with running_dagster(settings, port=port, console=console, environment=environment) as server:
         server.start_pages(console)
-        patience = Patience(console, server.watch)
-        summary = _run(patience, server.api, settings, keys, accuracy, start=server.start_daemon, **options)
+        patience = Patience(BackfillLines(console), server.watch)
+        summary = materialize_partitions(
+            patience, server.api, settings, keys, start=server.start_daemon, **options
+        )
+        code = show_end(console, settings, summary, accuracy())
         if not exit_when_done:
             where_to_click(console, server.address)
             server.stay()
-    if summary is not None and exit_when_done:
+    if code != INTERRUPTED and exit_when_done:
         console.print(f"The pages have ended with this command. To open them again: {command('serve')}.")
-    return _code(summary)
+    return code
 
 
 def run_partitions(
@@ -140,161 +119,17 @@ def run_partitions(
     if address is None:
         refuse_at_start(settings, lambda sentence: console.print(escape(sentence)))
         return run_backfill(settings, port=port, keys=keys, exit_when_done=True, console=console, **options)
-    summary: BackfillSummary | None = None
+    code = INTERRUPTED
     with interruptible():
         try:
             console.print(f"Dagster runs on this home already: {address}")
             api = DagsterApi(address, settings.dagster_home)
-            patience = Patience(console, lambda seconds: _wait_for(api, seconds))
-            summary = _run(patience, api, settings, keys, lambda: None, **options)
+            patience = Patience(BackfillLines(console), partial(watch_from_outside, api))
+            summary = materialize_partitions(patience, api, settings, keys, **options)
+            code = show_end(console, settings, summary)
         except KeyboardInterrupt:
             console.print(f"\nThe backfill goes on in {address}; {command('status')} shows how far it is.")
-    return _code(summary)
-
-
-def _wait_for(api: DagsterApi, seconds: float) -> None:
-    """Let so many seconds pass beside a Dagster that another process started.
-
-    Raises DagsterApiError if it has ended.
-    """
-    time.sleep(seconds)
-    address = running_address(api.dagster_home)
-    if address is None:
-        raise DagsterApiError(
-            f"The Dagster of this home at {api.url} has ended. What is done is kept, and the backfill goes on"
-            f" with the next start: {command('serve')}, or {command('run')}."
-        )
-    api.url = address  # it may have been started again meanwhile
-
-
-def _run(
-    patience: Patience,
-    api: DagsterApi,
-    settings: Settings,
-    keys: KeysOf | None,
-    accuracy: Callable[[], str | None],
-    *,
-    start: Callable[[], None] = lambda: None,
-    **options: Unpack[BackfillOptions],
-) -> BackfillSummary:
-    """Choose the partitions, and follow their backfill to its end. The arguments are those of ``_follow``."""
-    with contextlib.ExitStack() as opened:
-        dagster = patience.ask(lambda: opened.enter_context(dagster_facts(settings)))
-        chosen = patience.ask(lambda: keys(dagster)) if keys is not None else all_keys(settings.home)
-        return _follow(Backfill(api, dagster, settings, chosen, **options), accuracy, patience, start=start)
-
-
-def _code(summary: BackfillSummary | None) -> int:
-    return INTERRUPTED if summary is None else 0 if summary.ok else 1
-
-
-@dataclass(frozen=True)
-class Patience:
-    """Repeats a question that fails, for as long as the Dagster that is asked lives.
-
-    watch: lets so many seconds pass, and raises if that Dagster has ended.
-    """
-
-    console: Console
-    watch: Callable[[float], None]
-
-    def ask(self, question: Callable[[], _T]) -> _T:
-        """Repeat ``question`` while a service is away. Says when that begins and ends."""
-        waits = False
-        while True:
-            try:
-                answer = question()
-            except Exception as error:
-                why = _who_is_away(error)
-                if why is None:
-                    raise
-                if not waits:
-                    self.console.print(
-                        f"[yellow]{escape(why.rstrip('.'))}. Runs go on meanwhile; asking again until"
-                        " there is an answer.[/]"
-                    )
-                waits = True
-                self.watch(_AGAIN_SECONDS)
-            else:
-                if waits:
-                    self.console.print("There are answers again.")
-                return answer
-
-
-def _who_is_away(error: Exception) -> str | None:
-    """Which service gave no answer, and why, in a line; None if no service is away.
-
-    Raises CommandError where Dagster's database would answer another try in the same way.
-    """
-    if isinstance(error, DagsterUnreachableError | ControlStateError | StoreAwayError):
-        return str(error)
-    from sqlalchemy import exc
-
-    # Dagster's own exception, after some tries to reach Postgres, has the last of them as its cause.
-    cause = error if isinstance(error, exc.SQLAlchemyError) else error.__cause__
-    if not isinstance(cause, exc.SQLAlchemyError):
-        return None
-    reason = getattr(cause, "orig", None) or cause
-    why = str(reason).partition("\n")[0]
-    is_away = isinstance(cause, exc.OperationalError | exc.InterfaceError | exc.TimeoutError)
-    # SQLite has this code for a statement that the tables do not fit.
-    if is_away and getattr(reason, "sqlite_errorcode", None) != sqlite3.SQLITE_ERROR:
-        return f"Dagster's database gave no answer: {why}"
-    raise CommandError(
-        f"Dagster's database is not what this version of Dagster expects: {why}. If it is of an earlier"
-        " version, stop Dagster and migrate it: `dagster instance migrate`."
-    ) from error
-
-
-def _follow(
-    work: Backfill,
-    accuracy: Callable[[], str | None],
-    patience: Patience,
-    *,
-    start: Callable[[], None] = lambda: None,
-) -> BackfillSummary:
-    """Launch a backfill, show its progress until it ends, and a summary.
-
-    start: starts the process that launches its runs. A failed answer ends nothing: Dagster is asked again as
-    long as it lives.
-    """
-    console = patience.console
-    console.print(patience.ask(work.begin))
-    start()
-    for launch in range(1, _LAUNCHES + 1):
-        if work.followed:
-            _watch(work, patience)
-        given_up = patience.ask(work.given_up)
-        for sentence in given_up:
-            console.print(f"[yellow]{escape(sentence)}[/]")
-        if not (given_up or work.deferred) or launch == _LAUNCHES:
-            break
-        if given_up:
-            patience.watch(launch * _AGAIN_SECONDS)
-        console.print(patience.ask(work.begin))
-
-    summary = patience.ask(lambda: summarize(work, accuracy))
-    show_summary(console, summary)
-    for asked in question_sets(work.settings):
-        if (compared := compare_with_run(asked.settings)) is not None:
-            # How far the plan was off, where this run was planned.
-            console.print(f"{asked.asset.name}: {compared.sentence()}", highlight=False)
-    return summary
-
-
-def _watch(work: Backfill, patience: Patience) -> None:
-    """Show the progress of a backfill until it ends."""
-    # Often enough to watch, seldom enough that a large catalogue's keys are no load.
-    interval = max(2.0, len(work.keys) / 2000)
-    with ProgressLine(patience.console, work.keys) as line:
-
-        def ended() -> bool:
-            now = work.progress()
-            line.show(now, work.slowest_set(now))
-            return work.ended(now)
-
-        while not patience.ask(ended):
-            patience.watch(interval)
+    return code
 
 
 _RUN_EXAMPLES = """\b
@@ -401,10 +236,11 @@ def run_command(
 def _stale_too(current: Settings, status: Status, keys: list[str], *, stale: bool, yes: bool) -> bool:
     """Say what making stale partitions anew takes, and ask. Returns whether to make them."""
     work = status.stale
-    if keys and set(keys) & set(work.keys):
-        work = stale_among(current, Catalog.open(current.home), sorted(set(keys) & set(work.keys)))
+    named = sorted(set(keys) & set(work.keys))
+    if named:
+        work = stale_among(current, Catalog.open(current.home), named)
     if keys or stale:
-        if stale or set(keys) & set(work.keys):
+        if stale or named:
             say_all(work.sentences())
         return True
     say_all(work.sentences())
@@ -479,49 +315,54 @@ def serve_command(home: Home = None, port: Port = 3000) -> None:
     serve(current, port=port, console=TerminalConsole(soft_wrap=True))
 
 
-class ProgressLine:
-    """A bar and, below it, partitions done, running and failed, properties and rate; two lines of 80 columns.
+class BackfillLines:
+    """A backfill on a console: sentences, and a bar with the figures below it, two lines of 80 columns.
 
-    Without a terminal: a line at every change.
+    Without a terminal: a line at every change in place of the bar.
     """
 
-    def __init__(self, console: Console, keys: Sequence[str]) -> None:
+    def __init__(self, console: Console) -> None:
         self._console = console
-        self._sizes = {key: len(PropertyRange.from_key(key)) for key in keys}
-        self._last_counts = ""
-        self._bar = _BarAndState(
+
+    def say(self, sentence: str) -> None:
+        """Print a sentence."""
+        self._console.print(escape(sentence))
+
+    def warn(self, sentence: str) -> None:
+        """Print a sentence in yellow."""
+        self._console.print(f"[yellow]{escape(sentence)}[/]")
+
+    @contextlib.contextmanager
+    def progress(self, partitions: int) -> Iterator[Callable[[BackfillProgress], None]]:
+        """A function that shows how far so many partitions are, until the context ends."""
+        console, last_counts = self._console, ""
+        bar = _BarAndState(
             BarColumn(),
             TaskProgressColumn(),
             TimeElapsedColumn(),
             console=console,
             disable=not console.is_terminal,
         )
-        self._task = self._bar.add_task("", total=len(keys))
+        task = bar.add_task("", total=partitions)
 
-    def __enter__(self) -> ProgressLine:
-        self._bar.start()
-        return self
+        def show(now: BackfillProgress) -> None:
+            nonlocal last_counts
+            counts = (
+                f"{len(now.done)}/{counted(partitions, 'partitions')}, {now.runs} running,"
+                f" {len(now.failed)} failed"
+                + (f", {len(now.never_started)} not started" * bool(now.never_started))
+            )
+            bar.state = f"{counts}; {counted(now.properties, 'properties')}"
+            if now.rate is not None and now.seconds_left is not None:
+                left = timedelta(seconds=round(now.seconds_left))
+                bar.state += f", {now.rate:.2f}/s, {left} left"
+            bar.update(task, completed=len(now.done))
+            if not console.is_terminal and counts != last_counts:
+                console.print(bar.state, highlight=False)
+            last_counts = counts
 
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def show(self, now: BackfillProgress, progress: SetProgress) -> None:
-        """Show the progress; without a terminal, a line for each change."""
-        properties = sum(progress.done.get(key, 0) for key in self._sizes)
-        rate, seconds_left = progress.rate.per_second, progress.seconds_left(self._sizes)
-        counts = (
-            f"{len(now.done)}/{counted(len(self._sizes), 'partitions')}, {now.runs} running,"
-            f" {len(now.failed)} failed"
-            + (f", {len(now.never_started)} not started" * bool(now.never_started))
-        )
-        state = f"{counts}; {counted(properties, 'properties')}"
-        if rate is not None and seconds_left is not None:
-            state += f", {rate:.2f}/s, {timedelta(seconds=round(seconds_left))} left"
-        self._bar.state = state
-        self._bar.update(self._task, completed=len(now.done))
-        if not self._console.is_terminal and counts != self._last_counts:
-            self._console.print(state, highlight=False)
-        self._last_counts = counts
+        with bar:
+            yield show
 
 
 class _BarAndState(Progress):
@@ -535,8 +376,19 @@ class _BarAndState(Progress):
         yield Text(self.state, no_wrap=True, overflow="ellipsis")
 
 
-def show_summary(console: Console, summary: BackfillSummary) -> None:
-    """Print how a backfill ended."""
+def show_end(
+    console: Console, settings: Settings, summary: BackfillSummary, accuracy: str | None = None
+) -> int:
+    """Print how a backfill ended, and how far off its plan was where it had one. Gives the exit code."""
+    show_summary(console, summary, accuracy)
+    for asked in question_sets(settings):
+        if (compared := compare_with_run(asked.settings)) is not None:
+            console.print(f"{asked.asset.name}: {compared.sentence()}", highlight=False)
+    return 0 if summary.ok else 1
+
+
+def show_summary(console: Console, summary: BackfillSummary, accuracy: str | None = None) -> None:
+    """Print how a backfill ended. accuracy: a sentence about the finished output."""
     colour = "green" if summary.ok else "red"
     console.print(
         f"[{colour}]{summary.complete} of {counted(len(summary.keys), 'partitions are', 'partition is')}"
@@ -547,8 +399,8 @@ def show_summary(console: Console, summary: BackfillSummary) -> None:
     console.print(f"Properties: {counts or 'none yet'}.")
     for failed in summary.status.first_failed:
         console.print(f"[yellow]Failed:[/] {escape(failed.sentence())}")
-    if summary.accuracy:
-        console.print(escape(summary.accuracy))
+    if accuracy:
+        console.print(escape(accuracy))
     outlooks, more = summary.outlooks
     for outlook in outlooks:
         colour = "red" if outlook.needs_person else "yellow"

@@ -23,6 +23,7 @@ from vlm_assets.webserver.api import LAUNCHED_BY, STALE, DagsterApi
 from vlm_assets.webserver.home import named_variables
 from vlm_catalog.catalog import Catalog
 from vlm_catalog.catalog_file import CatalogError
+from vlm_catalog.ranges import PropertyRange
 from vlm_durable.commands import command
 from vlm_durable.wording import counted
 
@@ -101,6 +102,8 @@ class BackfillProgress:
 
     under_way: launched, most of them waiting for their turn. runs: runs that work at this moment.
     never_started: the run of each waited in vain for a process, which is no failure of the partition.
+    properties, rate and seconds_left: of the question set that is furthest behind, properties done, how many
+    a second, and how long the rest takes; None where no rate was measured.
     """
 
     done: frozenset[str]
@@ -108,6 +111,9 @@ class BackfillProgress:
     failed: frozenset[str]
     runs: int
     never_started: frozenset[str] = frozenset()
+    properties: int = 0
+    rate: float | None = None
+    seconds_left: float | None = None
 
 
 class BackfillOptions(TypedDict, total=False):
@@ -146,6 +152,7 @@ class Backfill:
 
     def __post_init__(self) -> None:
         self.history = PartitionHistory(self.assets)
+        self._sizes = {key: len(PropertyRange.from_key(key)) for key in self.keys}
 
     @property
     def assets(self) -> tuple[str, ...]:
@@ -279,24 +286,28 @@ class Backfill:
         made = keys.intersection(*self.history.materialized.values()) - failed - under_way
         # What Dagster does not show as made was never there, or its new run began.
         self.made_again &= made
+        done = made - self.made_again
+        slowest = self._slowest_set(done)
         return BackfillProgress(
-            done=made - self.made_again,
+            done=done,
             under_way=under_way,
             failed=failed - never_started,
             runs=len(self.dagster.runs_in([DagsterRunStatus.STARTED])),
             never_started=never_started,
+            properties=sum(slowest.done.get(key, 0) for key in self._sizes),
+            rate=slowest.rate.per_second,
+            seconds_left=slowest.seconds_left(self._sizes),
         )
+
+    def _slowest_set(self, complete: Collection[str]) -> SetProgress:
+        left = {key: assets for key, assets in self.lacking.items() if key not in complete}
+        anew = {asset: [key for key, assets in left.items() if asset in assets] for asset in self.assets}
+        progress = read_progress(self.settings, Catalog.open(self.settings.home), anew).values()
+        return min(progress, key=lambda of_set: sum(of_set.done.values()))
 
     def status(self) -> Status:
         """The status of the home, as ``vlm-assets status`` shows it."""
         return read_status(self.settings, Catalog.open(self.settings.home))
-
-    def slowest_set(self, now: BackfillProgress) -> SetProgress:
-        """How far the question set is that is furthest behind."""
-        left = {key: assets for key, assets in self.lacking.items() if key not in now.done}
-        anew = {asset: [key for key, assets in left.items() if asset in assets] for asset in self.assets}
-        progress = read_progress(self.settings, Catalog.open(self.settings.home), anew).values()
-        return min(progress, key=lambda of_set: sum(of_set.done.values()))
 
     def ended(self, now: BackfillProgress) -> bool:
         """Whether Dagster has ended the backfills, so that nothing more will happen.
@@ -356,7 +367,6 @@ class BackfillSummary:
     outlooks: tuple[Sequence[Outlook], int]
     status: Status
     failing: Sequence[CheckEvaluation]
-    accuracy: str | None
 
     @property
     def complete(self) -> int:
@@ -369,8 +379,8 @@ class BackfillSummary:
         return self.complete == len(self.keys) and all(check.severity != "ERROR" for check in self.failing)
 
 
-def summarize(work: Backfill, accuracy: Callable[[], str | None]) -> BackfillSummary:
-    """Say how a backfill has ended. accuracy: a sentence about the finished output, or None.
+def summarize(work: Backfill) -> BackfillSummary:
+    """Say how a backfill has ended.
 
     Raises ControlStateError, CatalogError, and what Dagster's database raises.
     """
@@ -394,5 +404,4 @@ def summarize(work: Backfill, accuracy: Callable[[], str | None]) -> BackfillSum
             # An earlier result is of a check that the partition was made again without.
             and result.storage_id > history.materialized[result.asset].get(key, 0)
         ],
-        accuracy=accuracy(),
     )

@@ -21,15 +21,13 @@ from vlm_assets.assets import row_counts
 from vlm_assets.commands import device_commands, terminal
 from vlm_assets.commands import run as run_module
 from vlm_assets.commands.main import app
-from vlm_assets.commands.run import ProgressLine
+from vlm_assets.commands.run import BackfillLines
 from vlm_assets.config.resource_settings import build_gpu, build_vision_language_model
 from vlm_assets.config.settings import Settings
 from vlm_assets.services import home_audit, measurement
 from vlm_assets.services.backfill import BackfillProgress
-from vlm_assets.services.expected_cost import SetProgress
 from vlm_assets.services.small_runs import MeasuredRun
 from vlm_durable.files.files import make_directory
-from vlm_durable.state.rate import Rate
 
 QUICK = {
     "alerts": "reads the control state",
@@ -218,9 +216,13 @@ def test_a_backfill_says_how_many_of_its_partitions_are_done() -> None:
     keys = [f"{3 * n:09d}-{3 * n + 2:09d}" for n in range(4)]
     for is_terminal in (False, True):
         console = terminal.TerminalConsole(file=io.StringIO(), force_terminal=is_terminal, width=100)
-        with ProgressLine(console, keys) as line:
+        with BackfillLines(console).progress(len(keys)) as show:
             for done in range(2):
-                now = BackfillProgress(frozenset(keys[:done]), frozenset(keys[done:]), frozenset(), 1)
-                line.show(now, SetProgress(Rate(3, 6.0, {"d": 3}), {keys[0]: 3 * done}))
+                show(
+                    BackfillProgress(
+                        frozenset(keys[:done]), frozenset(keys[done:]), frozenset(), 1,
+                        properties=3 * done, rate=0.5, seconds_left=18.0,
+                    )
+                )  # fmt: skip
         shown = console.file.getvalue()  # type: ignore[attr-defined]
         assert re.search(r"1/4 partitions, 1 running, 0 failed; 3 properties, 0.50/s, 0:00:18 left", shown)

@@ -12,7 +12,7 @@ from faults.rehearsal.dagster_in_memory import DagsterInMemory, SimulatedClock
 from vlm_assets.assets.published_rows import PublishedRows
 from vlm_assets.config.settings import Settings
 from vlm_assets.services import expected_cost
-from vlm_assets.services.backfill import Backfill, BackfillProgress
+from vlm_assets.services.backfill import Backfill
 from vlm_assets.services.expected_cost import (
     ExpectedCost,
     SetProgress,
@@ -155,11 +155,12 @@ def test_the_line_of_a_run_that_makes_partitions_anew_counts_what_it_made(empty)
         DagsterInMemory(SimulatedClock()),
     )
     work = Backfill(api, dagster, empty.settings, empty.keys)
-    now = BackfillProgress(frozenset(), frozenset([first, second]), frozenset(), 1)
-    assert work.slowest_set(now).done == {first: 3, second: 3}
+    assert work.progress().properties == 6
     work.lacking = {key: {"property_descriptions"} for key in (first, second)}
-    now = BackfillProgress(frozenset([second]), frozenset([first]), frozenset(), 1)
-    assert work.slowest_set(now).done == {second: 3}
+    assert work.progress().properties == 0
+    for asset in work.assets:
+        dagster.materialize(asset, second)
+    assert work.progress().properties == 3
 
 
 def test_the_line_of_a_run_says_what_status_says(empty, commit, refuse) -> None:
@@ -171,7 +172,10 @@ def test_the_line_of_a_run_says_what_status_says(empty, commit, refuse) -> None:
     refuse(empty.settings, third)
     progress = read_progress(empty.settings, empty.catalog)["property_descriptions"]
     found = read_status(empty.settings.model_copy(update={"devices": "cpu:2"}), empty.catalog)
-    assert progress.rate.per_second == found.properties_per_second
+    api = DagsterApi("http://127.0.0.1:9", empty.settings.dagster_home)
+    now = Backfill(api, DagsterInMemory(SimulatedClock()), empty.settings, [first, second]).progress()
+    assert progress.rate.per_second == now.rate == found.properties_per_second
+    assert (now.properties, now.seconds_left) == (4, pytest.approx(2 / now.rate))
     described = [one for one in found.partitions if one.asset == "property_descriptions"]
     assert {one.key: one.usable_rows for one in described} == {first: 3, second: 1, third: 0}
     assert {one.key: progress.done.get(one.key, 0) for one in described} == {first: 3, second: 1, third: 0}
