@@ -49,13 +49,13 @@ _TOKEN_TYPES: Final = frozenset({"token_type_ids", "mm_token_type_ids", "moe_mm_
 _ROPE_BY_THE_FURTHEST: Final = frozenset({"dynamic", "longrope"})
 """Kinds of rotary positions whose frequencies depend on the largest position of a step, drafts included."""
 
-_FEW_HOLES: Final = 32
+FEW_HOLES: Final = 32
 """Columns of the cache, or an eighth of them, that no row may see before holes are closed."""
 
-_FEW_TOKENS: Final = 64
+FEW_TOKENS: Final = 64
 """Tokens of a step with drafts, at most."""
 
-_MASK_WORDS: Final = 1 << 16
+MASK_WORDS: Final = 1 << 16
 """Of the masks for which there is room at once, at least: most steps need no other room."""
 
 _log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class Drafting:
         if self.drafts.most_tokens == 0:
             return None
         if isinstance(guide, GuidedBatch):
-            return partial(self._started, _GrammarCheck(guide))
+            return partial(self._started, GrammarCheck(guide))
         return partial(self._started, guide) if isinstance(guide, DraftCheck) else None
 
     def _started(
@@ -163,8 +163,8 @@ class DraftCheck(Protocol):
         """
 
 
-class _GrammarCheck:
-    """Checks drafts against the grammar of one batch. See DraftCheck.
+class GrammarCheck:
+    """Checks drafts against the grammar of one batch.
 
     Each token is the likeliest that the grammar allows. Where the grammar allows the likeliest of all, no
     mask decides.
@@ -184,11 +184,13 @@ class _GrammarCheck:
         """The tokens that were noted: of each its row, its place in the scores, and its kind."""
 
     def accept_tokens(self, tokens: Sequence[int]) -> None:
+        """See DraftCheck."""
         self._guided.accept_tokens(tokens)
 
     def next_tokens(
         self, rows: Sequence[int], drafts: Sequence[Sequence[int]], scores: torch.Tensor
     ) -> list[list[int]]:
+        """See DraftCheck."""
         import xgrammar
 
         likeliest = scores.argmax(dim=-1).tolist()
@@ -199,7 +201,7 @@ class _GrammarCheck:
         if len(self._masks) < first + most:
             words = self._guided.bitmask.shape[-1]
             first = self._filled = 0
-            self._masks = xgrammar.allocate_token_bitmask(max(most, _MASK_WORDS // words), 32 * words)
+            self._masks = xgrammar.allocate_token_bitmask(max(most, MASK_WORDS // words), 32 * words)
             self._masks_as_array = self._masks.numpy()
         unfinished = list(range(len(rows)))
         while refused := [
@@ -390,7 +392,7 @@ class DraftedSteps:
         self._positions += torch.tensor(kept, device=self._positions.device)[:, None]
         self._seen_counts = [seen + new for seen, new in zip(self._seen_counts, kept, strict=True)]
         columns = max(self._seen_counts)
-        if self._seen.shape[1] > columns + max(_FEW_HOLES, columns // 8):
+        if self._seen.shape[1] > columns + max(FEW_HOLES, columns // 8):
             self._close_holes(columns)
 
     def _close_holes(self, columns: int) -> None:
@@ -494,7 +496,7 @@ def _attention(
     sharing = heads // key.shape[1]
     masked = isinstance(attention_mask, torch.Tensor) and attention_mask.shape[1] == 1
     plain = all(options.get(name) is None for name in ("softcap", "position_bias", "cache"))
-    if sharing == 1 or not 1 < tokens <= _FEW_TOKENS or not masked or not plain or options.get("dropout"):
+    if sharing == 1 or not 1 < tokens <= FEW_TOKENS or not masked or not plain or options.get("dropout"):
         return by_rows(module, query, key, value, attention_mask, **options)
     # The queries of the heads that share a key stand one behind the other.
     attended = torch.nn.functional.scaled_dot_product_attention(

@@ -100,6 +100,9 @@ class TransformersEngine:
     image_tokens: ImageTokens | None
     """What images cost; None where it is not known."""
 
+    drafting: Drafting | None
+    """What is drafted of answers to the first question; None: nothing, as for the canary."""
+
     def __init__(
         self,
         source: ModelSource,
@@ -197,7 +200,7 @@ class TransformersEngine:
             prefer_flash_attention(model)
         attend_by_rows(model)
         attend_to_images_by_length(model)
-        self._drafting: Drafting | None = Drafting(model, speculative_tokens)
+        self.drafting = Drafting(model, speculative_tokens)
         self._further = [(grammar, Drafting(model, speculative_tokens)) for grammar in grammars[1:]]
         self._seconds = {"processor": 0.0, "prefill": 0.0, "generation": 0.0}
         self.shares_images = self._continues_alike()
@@ -239,8 +242,8 @@ class TransformersEngine:
 
     def canary(self) -> CanaryAnswer | None:
         """Answer the canary, without drafts, and sum up the weights. See CanaryEngine."""
-        drafting, seconds, largest = self._drafting, dict(self._seconds), self.largest_batch
-        self._drafting, self.largest_batch = None, None
+        drafting, seconds, largest = self.drafting, dict(self._seconds), self.largest_batch
+        self.drafting, self.largest_batch = None, None
         has_room = True
         try:
             answers = self._described(canary_properties(Pixels().load()), ATTEMPT)
@@ -256,7 +259,7 @@ class TransformersEngine:
             # Some models take no image like these. Then the checksum of the weights alone is compared.
             texts = [type(error).__name__]
         finally:
-            self._drafting, self._seconds, self.largest_batch = drafting, seconds, largest
+            self.drafting, self._seconds, self.largest_batch = drafting, seconds, largest
         if not has_room:
             return None  # Memory that another process has taken makes no device sick.
         made_with = versions("torch", "transformers", "xgrammar", device=self._device)
@@ -388,7 +391,7 @@ class TransformersEngine:
         prompts = list(itertools.compress(inputs.prompt_tokens, inputs.fitting))
         limits = [self._room(tokens, attempt) for tokens in prompts]
         grammar, drafting = (
-            self._further[attempt.question - 1] if attempt.question else (self._grammar, self._drafting)
+            self._further[attempt.question - 1] if attempt.question else (self._grammar, self.drafting)
         )
         guide = grammar.for_batch(len(batch))
         # Our own loop checks the scores itself, beside the grammar.

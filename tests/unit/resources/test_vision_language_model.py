@@ -33,7 +33,7 @@ def test_the_guesses_that_are_set_are_the_engine_s(model_folder):
     """How many tokens are guessed reaches the engine, and is not left at its default on the way."""
     model = VisionLanguageModel(model=str(model_folder), speculative_tokens=3)
     engine = model.load(CPU, schema=DescriptionSchema(House), prompt=Prompt("Describe."))
-    assert engine._drafting.drafts.most_tokens == 3
+    assert engine.drafting.drafts.most_tokens == 3
     engine.close()
 
 

@@ -25,6 +25,7 @@ from vlm_engine.images.images import LoadedProperty, Pixels, load_image
 from vlm_engine.prompt import build_prompt
 from vlm_engine.protocol import Attempt, CanaryAnswer, ImpossibleScoresError, RequestTooLargeError
 from vlm_engine.schema import load_schema
+from vlm_engine.transformers.drafting import Drafts
 
 QUICK, LONG, ENGINES = 20, 1000, 4
 
@@ -265,16 +266,19 @@ def batch(tmp_path_factory) -> list[LoadedProperty]:
     return loaded
 
 
-def test_the_canary_leaves_no_trace(example, batch):
+def test_the_canary_leaves_no_trace(example, batch, monkeypatch):
     """Drafts, seconds and answers are what they would be without it."""
     plain, asked = example(), example()
     asked.canary()
     assert asked.seconds == {"processor": 0.0, "prefill": 0.0, "generation": 0.0}
     first = plain.describe(batch, attempt=Attempt(1, 60))
     assert asked.describe(batch, attempt=Attempt(1, 60)) == first
-    followed = dict(asked._drafting.drafts._followers)
+    learned = []
+    monkeypatch.setattr(Drafts, "learn", lambda *arguments: learned.append(arguments))
     asked.canary()
-    assert asked._drafting.drafts._followers == followed
+    assert not learned
+    asked.describe(batch, attempt=Attempt(1, 60))
+    assert learned
     for engine in (plain, asked):
         engine.close()
 

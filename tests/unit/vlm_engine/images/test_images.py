@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 from PIL.JpegImagePlugin import JpegImageFile
 
+from tests.support.damage import flipped
 from vlm_engine.images import images
 from vlm_engine.images.images import (
     FORMATS,
@@ -207,10 +208,6 @@ def heic_bomb(path: Path) -> None:
     path.write_bytes(data[:at] + (40_000).to_bytes(4, "big") * 2 + data[at + 8 :])
 
 
-def flip(data: bytes, position: int) -> bytes:
-    return data[:position] + bytes([data[position] ^ 0x40]) + data[position + 1 :]
-
-
 def png(directory: Path) -> bytes:
     picture().save(directory / "whole.png")
     return (directory / "whole.png").read_bytes()
@@ -237,7 +234,7 @@ BAD = {
     "tail-of-zeros.jpg": ("unreadable", lambda p: put(p, jpeg(p.parent)[:20_000] + bytes(50_000))),
     "header-only.jpg": ("unreadable", lambda p: put(p, jpeg(p.parent)[:300])),
     "half.png": ("unreadable", lambda p: put(p, png(p.parent)[:120])),
-    "flipped.png": ("unreadable", lambda p: put(p, flip(png(p.parent), 60))),
+    "flipped.png": ("unreadable", lambda p: put(p, flipped(png(p.parent), 60, 6))),
     "page.jpg": ("unreadable", lambda p: put(p, b"<!DOCTYPE html><title>403 Forbidden</title>")),
     "phone.heic": ("unreadable", lambda p: put(p, b"\0\0\0\x18ftypheic" + bytes(40))),
     "half.heic": ("unreadable", lambda p: put(p, heic()[: len(heic()) // 2])),
@@ -352,7 +349,7 @@ def test_every_byte_flipped_or_cut_is_a_picture_or_an_image_error(tmp_path):
     path, refused = tmp_path / "damaged", 0
     for whole in wholes:
         for position in range(0, len(whole), 7):
-            for damaged in (flip(whole, position), whole[:position]):
+            for damaged in (flipped(whole, position, 6), whole[:position]):
                 path.write_bytes(damaged)
                 try:
                     assert load_image(path, max_pixels=256).mode == "RGB"

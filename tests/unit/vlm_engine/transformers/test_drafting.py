@@ -4,10 +4,11 @@ That they say the same is in test_model_families.py.
 """
 
 import random
+from types import SimpleNamespace
 
 import pytest
 
-from vlm_engine.transformers.drafting import Drafts, _refusal
+from vlm_engine.transformers.drafting import Drafting, Drafts
 from vlm_engine.transformers.greedy_decoding import AnswersSoFar
 
 ROWS, PROMPT = 2, 5
@@ -25,15 +26,19 @@ def model():
 
 
 @pytest.fixture
-def refusal(model):
+def refusal(model, caplog):
     """Why a model with so many columns in its cache after a prompt is not asked, where there is a reason."""
     import torch
     from transformers.cache_utils import DynamicCache
+
+    caplog.set_level("DEBUG")
+    check = SimpleNamespace(accept_tokens=lambda tokens: None, next_tokens=lambda *_: [])
 
     def of(columns=PROMPT, *, mask=None, **kept):
         answers = AnswersSoFar(
             torch.ones(ROWS, PROMPT, dtype=torch.long), limits=[9] * ROWS, stop_token_ids=[1], pad_token_id=0
         )
+        answers.append({row: [7] for row in range(ROWS)})
         cache = DynamicCache()
         cache.update(torch.zeros(ROWS, 2, columns, 8), torch.zeros(ROWS, 2, columns, 8), 0)
         state = {
@@ -41,7 +46,8 @@ def refusal(model):
             "position_ids": torch.arange(PROMPT + 1)[None],
             "attention_mask": None if mask is None else torch.ones(ROWS, mask, dtype=torch.long),
         }
-        return _refusal(model, {**state, **kept}, answers)
+        steps = Drafting(model, 3).start_steps(check)(model, {**state, **kept}, answers)
+        return caplog.messages[-1] if steps is None else None
 
     return of
 
@@ -106,10 +112,12 @@ def test_nothing_known_nothing_guessed():
 
 def test_only_what_is_new_is_learned():
     """A growing answer teaches each of its tokens once, whatever the pieces in which it comes."""
-    whole, pieces = taught([1, 2, 3, 4, 5]), Drafts(5)
+    answer = [1, 2, 3, 4, 5]
+    whole, pieces = taught(answer), Drafts(5)
     for end, new in ((2, 2), (3, 1), (5, 2)):
-        pieces.learn([1, 2, 3, 4, 5][:end], new)
-    assert whole._followers == pieces._followers
+        pieces.learn(answer[:end], new)
+    for end in range(6):
+        assert pieces.draft(answer[:end], room=9) == whole.draft(answer[:end], room=9)
 
 
 def test_what_is_said_now_replaces_what_was_said():
@@ -140,5 +148,6 @@ def test_memory_is_bounded_and_what_is_used_stays():
     for number in range(10_000):
         drafts.learn([number, number + 1, number + 2], 3)
         drafts.learn([-5, -6, -7], 3)
-    assert len(drafts._followers) <= 100
+    pairs = [answer for number in range(10_000) for answer in ([number], [number, number + 1])]
+    assert sum(bool(drafts.draft(answer, room=1)) for answer in pairs) <= 100
     assert drafts.draft([-5, -6], room=1) == [-7]

@@ -8,7 +8,7 @@ import pydantic
 import pytest
 
 from vlm_engine.schema import DescriptionSchema, SchemaError
-from vlm_engine.transformers.drafting import _GrammarCheck
+from vlm_engine.transformers.drafting import GrammarCheck
 from vlm_engine.transformers.guided import Grammar, SampledBatch
 
 WIDTH = 352
@@ -98,7 +98,7 @@ def test_drafts_change_nothing_of_what_is_said(torch, grammar, tokenizer, wrong,
     for row, tokens in enumerate(expected):  # a model that mostly wants what the grammar allows
         for step, token in enumerate(tokens):
             logits[step, row, token] += confident
-    check = _GrammarCheck(grammar.for_batch(batch))
+    check = GrammarCheck(grammar.for_batch(batch))
     said = [[] for _ in range(batch)]
     steps = 0
     while rows := [row for row in range(batch) if said[row][-1:] != [tokenizer.eos_token_id]]:
@@ -147,7 +147,7 @@ def test_dead_end_ends_only_its_row(torch, schema):
     (tokens,) = decode_greedily(torch, grammar, poor, torch.zeros(1, 1, 5), limit=20)
     assert tokens[:3] == [2, 3, 4]
     assert tokens[-1] == 1
-    check, said = _GrammarCheck(grammar.for_batch(1)), []
+    check, said = GrammarCheck(grammar.for_batch(1)), []
     while said[-1:] != [1] and len(said) < 20:
         said += check.next_tokens([0], [[]], torch.zeros(1, 1, 5))[0]
     assert said == tokens

@@ -14,7 +14,7 @@ import pytest
 from vlm_engine.confidence import confidence_of
 from vlm_engine.schema import DescriptionSchema
 from vlm_engine.transformers import drafting, token_scores
-from vlm_engine.transformers.drafting import _GrammarCheck
+from vlm_engine.transformers.drafting import GrammarCheck
 from vlm_engine.transformers.guided import Grammar
 
 WIDTH = 352
@@ -75,7 +75,7 @@ def decode_drafted(grammar, tokenizer, prompts, drafts):
     import torch
 
     guide = grammar.for_batch(len(prompts))
-    check = _GrammarCheck(guide)
+    check = GrammarCheck(guide)
     first = torch.from_numpy(np.stack([logits_after((prompt,)) for prompt in prompts]))
     tokens = guide(torch.zeros(len(prompts), 1), first).argmax(dim=-1).tolist()
     check.accept_tokens(tokens)
@@ -201,7 +201,7 @@ def test_drafts_and_batches_change_no_confidence(grammar, tokenizer, decoded, mo
     drafted = decode_drafted(grammar, tokenizer, PROMPTS, drafts)
     assert drafted[0] == answers
     alone = [decode(grammar, tokenizer, [prompt]) for prompt in PROMPTS]
-    monkeypatch.setattr(drafting, "_MASK_WORDS", 0)
+    monkeypatch.setattr(drafting, "MASK_WORDS", 0)
     with_other_masks = decode_drafted(grammar, tokenizer, PROMPTS, drafts)
     monkeypatch.setattr(token_scores, "_HELD", 0)
     at_once = decode(grammar, tokenizer, PROMPTS)

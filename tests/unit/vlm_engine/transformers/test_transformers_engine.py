@@ -119,7 +119,7 @@ def test_confidence_does_not_depend_on_the_way_of_decoding(engine, batch, monkey
     expected = confidences(batch)
     assert all(0 < value < 1 for confidence in expected for value in confidence.values())
     ways = [[confidences([one])[0] for one in batch], confidences(batch[:3]) + confidences(batch[3:])]
-    for name, value in (("_drafting", Drafting(engine._model, 5)), ("_decodes_itself", False)):
+    for name, value in (("drafting", Drafting(engine._model, 5)), ("_decodes_itself", False)):
         with monkeypatch.context() as patched:
             patched.setattr(engine, name, value)
             ways += [confidences(batch), confidences(batch)]  # The second time drafts are known.
@@ -324,7 +324,7 @@ def decoding(request, engine, monkeypatch):
     """The engine, which decodes in one of its ways."""
     for name, value in WAYS[request.param].items():
         if name == "drafts":
-            monkeypatch.setattr(engine._drafting, "drafts", Drafts(value))
+            monkeypatch.setattr(engine.drafting, "drafts", Drafts(value))
         else:
             monkeypatch.setattr(engine, name, value)
     return engine
@@ -357,7 +357,7 @@ def test_a_property_without_numbers_costs_its_batch_nothing(
 
     first: of the places of a step, the first with NaN.
     """
-    monkeypatch.setattr(engine._drafting, "drafts", Drafts(guesses))
+    monkeypatch.setattr(engine.drafting, "drafts", Drafts(guesses))
     batch = [load_property("a", 1), load_property("sick", 20), load_property("b", 2)]
     expected = describe_batch(engine, SCHEMA, batch, 60)
     assert {one.status for one in expected} == {"ok"}
