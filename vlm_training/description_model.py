@@ -23,6 +23,7 @@ from resources.alerts.outbox import Outbox
 from resources.dagster_names import NO_ATTEMPT
 from resources.gpu import GpuResource
 from resources.interrupts import interrupt_once
+from sensors.dagster_internals.instance_needs import outlive_outages
 from sensors.progress_judge import ProgressLimits
 from vlm_assets.assets import markdown, property_catalog
 from vlm_assets.assets.fingerprint import Fingerprint
@@ -108,6 +109,7 @@ def build_description_model(settings: Settings) -> dg.AssetsDefinition | None:
     )
     def description_model(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
         settings.name_in_commands()
+        outlive_outages(context.instance)
         interrupt_once(context.run.run_id)
         gpu: GpuResource = names.resource(context, "gpu")
         name = context.partition_key

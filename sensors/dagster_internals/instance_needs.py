@@ -78,11 +78,19 @@ def without_waiting() -> Iterator[None]:
         _does_not_wait.reset(token)
 
 
+def outlive_outages(instance: DagsterInstance) -> None:
+    """Have this process, a run's, wait for the instance's database where that is a Postgres."""
+    if type(instance.event_log_storage).__module__.startswith("dagster_postgres."):
+        wait_for_postgres()
+
+
 def wait_for_postgres() -> None:
-    """Have this process wait for Dagster's database from now on, instead of failing."""
+    """Have this process wait for Dagster's Postgres from now on, not fail. A second call does nothing."""
     from dagster_postgres import utils
 
     connect = utils.retry_pg_connection_fn
+    if connect.__module__ == __name__:
+        return
 
     def patient(make: Callable[[], Any], *arguments: Any, **options: Any) -> Any:
         if _does_not_wait.get():

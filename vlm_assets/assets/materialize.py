@@ -24,7 +24,7 @@ from pydantic import Field
 from resources.dagster_names import NEEDS_PERSON, NO_ATTEMPT
 from resources.gpu import GpuResource
 from resources.interrupts import emit, interrupt_once
-from sensors.dagster_internals.instance_needs import UnfitInstanceError, refuse_unfit
+from sensors.dagster_internals.instance_needs import UnfitInstanceError, outlive_outages, refuse_unfit
 from vlm_assets.assets.checks import (
     NOT_ACCEPTED,
     Acceptance,
@@ -192,6 +192,7 @@ def range_of_run(context: dg.AssetExecutionContext, settings: Settings) -> tuple
     Dagster of somebody else's lacks a setting.
     """
     settings.name_in_commands()
+    outlive_outages(context.instance)
     if settings.names.prefix:
         try:
             refuse_unfit(context.instance, context.job_def.executor_def.name)

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
+from typing import Any
 
+import dagster as dg
 import pytest
-from dagster_postgres import utils
+from dagster_postgres import PostgresEventLogStorage, utils
 from sqlalchemy.exc import OperationalError
 
 from sensors.dagster_internals import instance_needs
-from sensors.dagster_internals.instance_needs import wait_for_postgres, without_waiting
+from sensors.dagster_internals.instance_needs import (
+    outlive_outages,
+    wait_for_postgres,
+    without_waiting,
+)
 
 
 class Postgres:
@@ -44,6 +51,20 @@ def test_a_run_outlives_a_database_that_is_away_for_minutes(waited: list[float])
     wait_for_postgres()
     assert utils.retry_pg_connection_fn(Postgres(away=60).connect) == "connected"
     assert sum(waited) > 90
+
+
+def test_a_run_waits_where_its_instance_has_a_postgres(waited: list[float]) -> None:
+    """With Dagster's own launcher too; twice is once, and another database changes nothing."""
+    impatient = utils.retry_pg_connection_fn
+    with dg.DagsterInstance.ephemeral() as instance:
+        outlive_outages(instance)
+    assert utils.retry_pg_connection_fn is impatient
+    on_postgres: Any = SimpleNamespace(event_log_storage=object.__new__(PostgresEventLogStorage))
+    outlive_outages(on_postgres)
+    patient = utils.retry_pg_connection_fn
+    assert patient(Postgres(away=60).connect) == "connected"
+    outlive_outages(on_postgres)
+    assert utils.retry_pg_connection_fn is patient
 
 
 def test_the_wait_has_an_end(waited: list[float]) -> None:
