@@ -327,13 +327,13 @@ class Materialization:
             message = " ".join((message, *restored.notes))
         if self._options.recompute or self._options.retry_failed:
             message += " What the re-executed run asked for is published: to compute anew, launch it anew."
-        self._finish_retirement(str(record.metadata["generation"]))
-        file = self._published.path(key)
+        generation, file = str(record.metadata["generation"]), self._published.path(key)
         if self._keeps_stale:
             stays = f"It was made with other settings or images than now, and stays: {command('run', key)}."
             self._context.log.info(f"{message} {stays}")
             verified = {"verified": dg.MetadataValue.text(f"{message} {stays}")}
             yield from self._emit(self._output(Publication(record, changed=False), verified))
+            self._finish_retirement(generation)
             # The file was not made with the current settings, which the checks know: they only warn.
             outcomes = self._work.check(file, accepted=self._accepted_before)
             warnings = [replace(outcome, severity=dg.AssetCheckSeverity.WARN) for outcome in outcomes]
@@ -350,7 +350,10 @@ class Materialization:
             raise refusal
         verified = {"verified": dg.MetadataValue.text(f"{message} No device was needed.")}
         metadata = self._work.metadata(file) | verified | self._internals
-        yield from self._emit(self._output(Publication(record, changed=False), metadata), *results)
+        yield from self._emit(self._output(Publication(record, changed=False), metadata))
+        # The IO manager has put the file into the store: its rows in the store's journal are not needed now.
+        self._finish_retirement(generation)
+        yield from self._emit(*results)
         yield from self._emit(published_file_result(self.key, Verification(key, record)))
 
     def _fetch(self, record: PublishedRecord) -> bytes | None:

@@ -137,8 +137,8 @@ def lose_the_device():
 
 
 def test_a_store_that_takes_no_published_file_is_no_attempt(machines, s3_proxy):
-    """What the store refuses in the middle of a publication is no fault of the partition."""
-    first, _ = machines
+    """It is no fault of the partition; the copied rows stay there until the file is in the store."""
+    first, second = machines
     pull_catalog(first.settings.home, first.settings.store)
 
     def breaks(passing):
@@ -149,7 +149,12 @@ def test_a_store_that_takes_no_published_file_is_no_attempt(machines, s3_proxy):
     refused = first.materialize()
     assert "is denied to these credentials" in refused.failure
     assert NO_ATTEMPT in first.instance.get_runs()[0].tags
+    assert "is denied to these credentials" in first.materialize().failure
     s3_proxy.heal()
+    # The first machine is lost before the store has its file.
+    taken_over = second.materialize()
+    assert taken_over.success, taken_over.failure
+    assert taken_over.published[0].metadata["restored rows"].value == 8
     assert first.materialize().success
 
 
