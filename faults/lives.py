@@ -87,6 +87,13 @@ def act_in_child(home: Path, act: Callable[[Say], None], before: Before | None =
     return _fork(home, _Orders(act=act, before=before), None, die)
 
 
+def act_until_time(
+    home: Path, act: Callable[[Say], None], seconds: float, strike: Callable[[], None] | None = None
+) -> Life:
+    """As ``act_in_child``, killed from outside after so many seconds, or with ``strike`` done instead."""
+    return _fork(home, _Orders(act=act), seconds, strike)
+
+
 class StoppedLife:
     """A child that is stopped (SIGSTOP) before its ``at``-th file operation, until it is woken.
 

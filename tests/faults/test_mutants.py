@@ -2,10 +2,16 @@
 
 import pytest
 
-from faults.mutations import catalog_mutants, decision_mutants, journal_mutants, publication_mutants
+from faults.mutations import (
+    catalog_mutants,
+    decision_mutants,
+    journal_mutants,
+    publication_mutants,
+    store_mutants,
+)
 from faults.mutations.__main__ import CHECKOUT
 
-BY_FILE = (catalog_mutants, decision_mutants)
+BY_FILE = (catalog_mutants, decision_mutants, store_mutants)
 MUTANTS = (
     *journal_mutants.MUTANTS,
     *publication_mutants.MUTANTS,

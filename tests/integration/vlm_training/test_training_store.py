@@ -176,8 +176,9 @@ def test_a_file_that_a_withdrawal_changed_replaces_the_one_in_the_store(publish,
         assert bucket.get("description_model/tiny/list", most=99) == b"shorter"
         assert StoredModel(bucket, model).record()[0] == model.record
     assert (model.trouble(), model.record["sequence"]) == (None, 2)
-    publish("other", sequence=1, fingerprint="a").push()
-    assert StoredModel(bucket, model).record()[0] == model.record
+    for over in (False, True):
+        publish(f"other {over}", sequence=1, fingerprint="a").push(over=over)
+        assert StoredModel(bucket, model).record()[0] == model.record
 
 
 def test_a_machine_that_was_cut_off_publishes_nothing(publish, bucket, monkeypatch):

@@ -81,6 +81,29 @@ def test_a_machine_that_was_taken_over_commits_nothing_more_to_the_store(machine
     assert "have both committed rows" in " ".join(a.notes)
 
 
+def test_a_segment_that_was_damaged_here_is_not_copied(machines, bucket):
+    """The store has no bytes but those that were committed, and no head that lists others."""
+    a, _ = machines
+    with a.journal() as journal:
+        commit(journal, 0)
+    (segment,) = a.folder.glob("segment-*")
+    segment.write_bytes(b"damaged")
+    with pytest.raises(OSError, match="is not what was committed: it was not copied"):
+        a.stored.copy()
+    assert list(bucket.names(".journal/")) == []
+
+
+def test_a_machine_with_nothing_to_copy_learns_that_it_was_taken_over(machines):
+    """Before it publishes: it asks the store, also where all of its rows are there."""
+    a, b = machines
+    with a.at_work() as (journal, copying):
+        commit(journal, 0)
+        copying.flush()
+        b.commit(1)
+        with pytest.raises(TakenOverError, match="was taken over by"):
+            copying.flush()
+
+
 def test_rows_that_both_machines_computed_are_kept_once_and_put_aside(machines):
     """Of two histories of equal or higher epoch the store's counts; the other one's rows are not deleted."""
     a, b = machines

@@ -16,10 +16,15 @@ from faults.s3_server import S3Proxy
 from vlm_durable.files import files
 from vlm_durable.files.layout import AssetFolders, Home
 from vlm_durable.mirror import bucket as bucket_module
-from vlm_durable.mirror.bucket import StoreAwayError, UnfitStoreError, client
+from vlm_durable.mirror.bucket import S3Folder, StoreAwayError, UnfitStoreError, client
 from vlm_durable.versions import version_mark
 from vlm_durable.versions.fenced_object import FencedObject, OvertakenError
-from vlm_durable.versions.partition_files import CannotRestoreError, PartitionFiles, PutBackError
+from vlm_durable.versions.partition_files import (
+    CannotRestoreError,
+    FileDamagedError,
+    PartitionFiles,
+    PutBackError,
+)
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.versions.stored import OlderInStoreError, StoredPartitions
 from vlm_durable.versions.versioned_object import PublishedError, RecordDamagedError
@@ -320,6 +325,32 @@ def test_what_is_lost_twice_here_comes_from_the_store(machines, bucket):
     PublishedPartitions(a).restore(KEY, at_a.content_of)
     assert PublishedPartitions(a).verify(KEY).ok
     assert [path.read_bytes() for path in paths.quarantine.iterdir()] == [b"damaged"]
+
+
+def test_a_damaged_file_is_not_copied_to_the_store(machines, bucket):
+    """What stands here is not what its record says: the store keeps no such bytes."""
+    (a, at_a), _ = machines
+    publish(a, "first")
+    a.partition(KEY).published.write_bytes(b"damaged")
+    with pytest.raises(FileDamagedError, match="it was not copied"):
+        at_a.push(KEY)
+    assert bucket.head(NAMES[0]) is None
+
+
+def test_other_bytes_than_those_of_the_checksum_are_not_taken_over(machines, monkeypatch):
+    """A store may answer a HEAD rightly and hand out something else: nothing is published here."""
+    (a, at_a), (b, at_b) = machines
+    publish(a, "first")
+    at_a.push(KEY)
+    get = S3Folder.get
+
+    def other(folder, name, **how):
+        return b"other" if name.endswith(".parquet") else get(folder, name, **how)
+
+    monkeypatch.setattr(S3Folder, "get", other)
+    with pytest.raises(PublishedError, match="no object there has these bytes"):
+        at_b.pull(KEY)
+    assert not b.partition(KEY).published.exists()
 
 
 def test_a_repair_replaces_nothing_that_another_machine_is_publishing(
