@@ -79,7 +79,10 @@ def without_waiting() -> Iterator[None]:
 
 
 def outlive_outages(instance: DagsterInstance) -> None:
-    """Have this process, a run's, wait for the instance's database where that is a Postgres."""
+    """Have this process, a run's, wait for the instance's database where that is a Postgres.
+
+    It keeps doing so: a person's process that has materialized a partition by itself does too.
+    """
     if type(instance.event_log_storage).__module__.startswith("dagster_postgres."):
         wait_for_postgres()
 

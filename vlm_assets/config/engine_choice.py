@@ -103,7 +103,7 @@ def keep_engine(settings: Settings, log: logging.Logger) -> None:
         write_new(note, sealed({"about": _ABOUT, "engine": chosen.engine}))
     except OSError as error:
         # The note is there, or it came while this one was written, and then the file may be gone.
-        if error.errno not in (errno.EEXIST, errno.ENOENT):
+        if error.errno not in (errno.EEXIST, errno.ENOENT) or not note.exists():
             raise
     # Of runs that were killed. One that writes just now finds its file gone and the note there.
     for leftover in note.parent.glob(f".{note.name}.*{TEMPORARY_SUFFIX}"):

@@ -87,7 +87,7 @@ class Launcher:
         return None
 
     def devices(self, settings: Settings) -> tuple[Sequence[KnownDevice], tuple[str, ...]]:
-        """The devices, and sentences about machines that take no runs.
+        """The devices, and sentences about machines that take no runs. The first of two with one id counts.
 
         Raises DeviceError, ControlStateError.
         """

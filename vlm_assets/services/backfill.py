@@ -315,7 +315,13 @@ class Backfill:
         The partitions that Dagster shows as done do not decide: one that is made again was done before.
         """
         # A failed run may be retried: only the backfill knows, and it is asked only when no run is under way.
-        return not now.under_way and not any(backfill.unfinished for backfill in self._read_followed())
+        if now.under_way:
+            return False
+        unfinished = any(backfill.unfinished for backfill in self._read_followed())
+        if unfinished:
+            # Dagster launches nothing of it while its definitions do not load, and does not say so.
+            self.api.definitions_loaded()
+        return not unfinished
 
     def given_up(self) -> list[str]:
         """Why Dagster gave up backfills that have ended, a sentence each.

@@ -23,7 +23,12 @@ from vlm_assets.services.backfill import (
     summarize,
 )
 from vlm_assets.services.command_error import CommandError
-from vlm_assets.webserver.api import DagsterApi, DagsterApiError, DagsterUnreachableError
+from vlm_assets.webserver.api import (
+    CodeLocationError,
+    DagsterApi,
+    DagsterApiError,
+    DagsterUnreachableError,
+)
 from vlm_assets.webserver.home import running_address
 from vlm_durable.commands import command
 from vlm_durable.mirror.bucket import StoreAwayError
@@ -87,8 +92,8 @@ def _who_is_away(error: Exception) -> str | None:
 
     Raises CommandError where Dagster's database would answer another try in the same way.
     """
-    if isinstance(error, DagsterUnreachableError | ControlStateError | StoreAwayError):
-        return str(error)
+    if isinstance(error, DagsterUnreachableError | CodeLocationError | ControlStateError | StoreAwayError):
+        return str(error).partition("\n")[0]
     from sqlalchemy import exc
 
     # Dagster's own exception, after some tries to reach Postgres, has the last of them as its cause.

@@ -137,7 +137,7 @@ def _of_removed_set(repair: Repair) -> Repair:
     if repair.remedy not in COMPUTING:
         return repair
     why = f"No settings name its question set: put that back into the file of {PREFIX}QUESTIONS first."
-    return replace(repair, remedy=Remedy.BY_HAND, why=(*repair.why, why))
+    return replace(repair, remedy=Remedy.BY_HAND, why=(*repair.why, why), forgets=False)
 
 
 def _failed_again(partition: PartitionAudit) -> Repair:

@@ -485,7 +485,9 @@ def _devices(
         known, warnings = launcher_of(settings).devices(settings)
     except (DeviceError, ControlStateError) as error:
         warnings = (f"The devices cannot be read: {error}",)
-    by_id = {device.id: device for device in known}
+    by_id: dict[str, KnownDevice] = {}
+    for device in known:
+        by_id.setdefault(device.id, device)
     left_out = LeftOutDevices(state).left_out()
     # Who publishes may have given its device back: another that names it works on it.
     by_phase = sorted(workers, key=lambda worker: worker.phase is not Phase.PUBLISHING)

@@ -155,6 +155,13 @@ def test_the_devices_of_all_nodes_are_shown_by_node(dataset: Dataset, monkeypatc
     assert not next(device for device in status.devices if device.id == "GPU-1").is_here
     assert "Node one: silent" in " ".join(status.warnings) and "counts as dead" in " ".join(status.warnings)
     assert "Node head" not in " ".join(status.warnings), "it takes no runs at any time"
+    nodes.beat(NodeRecord("new name of one", "boot", 1, "10.0.0.1", 1, (gpu,)))
+    (device,) = [
+        device
+        for device in read_status(settings, Catalog.open(settings.home)).devices
+        if device.id == "GPU-1"
+    ]
+    assert (device.node, device.is_here) == ("new name of one", True), "the dead node's GPU is another's now"
 
 
 def test_the_command_devices_lists_those_of_all_nodes(dataset: Dataset, monkeypatch) -> None:

@@ -1,6 +1,7 @@
 """What the engine ``auto`` stands for: with a GPU or vLLM and without, and later in the same home."""
 
 import logging
+import shutil
 from pathlib import Path
 
 import pytest
@@ -142,6 +143,21 @@ def test_a_run_whose_unfinished_note_was_removed_as_a_leftover_goes_on(tmp_path,
     keep_engine(here, LOG)
     assert getattr(files, step) is step_itself
     assert list(note.parent.iterdir()) == [note]
+
+
+def test_a_note_that_nobody_wrote_is_no_other_runs(tmp_path, machine, monkeypatch):
+    """Where its folder goes away, the file system is named, and not another run."""
+    machine(GPU)
+    here = settings(tmp_path)
+    verify = files.verify_bytes
+
+    def without_folder(path, **named):
+        shutil.rmtree(path.parent)
+        verify(path, **named)
+
+    monkeypatch.setattr(files, "verify_bytes", without_folder)
+    with pytest.raises(OSError, match=r"engine\.json"):
+        keep_engine(here, LOG)
 
 
 def test_two_machines_that_begin_at_once_do_not_mix(tmp_path, machine):

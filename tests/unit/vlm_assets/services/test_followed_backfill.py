@@ -15,7 +15,12 @@ from vlm_assets.services import followed_backfill
 from vlm_assets.services.backfill import Backfill
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.followed_backfill import Patience, follow, watch_from_outside
-from vlm_assets.webserver.api import DagsterApi, DagsterApiError, DagsterUnreachableError
+from vlm_assets.webserver.api import (
+    CodeLocationError,
+    DagsterApi,
+    DagsterApiError,
+    DagsterUnreachableError,
+)
 from vlm_assets.webserver.home import note_address, only_dagster
 from vlm_assets.webserver.process_group import ProcessEndedError
 
@@ -184,6 +189,24 @@ def test_a_backfill_that_dagster_gave_up_is_launched_again(dataset, times, launc
     assert api.launched == [[dataset.keys[0]]] * launches
     why = "Dagster gave up backfill b1: Targeted partitions have been removed"
     assert view.warned == [why] * min(times, launches)
+
+
+def test_a_backfill_that_waits_for_definitions_which_do_not_load_says_so(dataset):
+    """Dagster launches nothing of it meanwhile, and a person reads why, in one line."""
+    dataset.descriptions.path(dataset.keys[0]).unlink()
+    dagster = of_assets({ASSETS[0]: [dataset.keys[0]], ASSETS[1]: [dataset.keys[0]]})
+    api, view = LaunchesOfAssets(), Sentences()
+    trouble = CodeLocationError("The definitions do not load: the catalogue cannot be read\nStack trace")
+    api.definitions_loaded = Mock(side_effect=[trouble, trouble, True])
+
+    def end_when_loaded(seconds):
+        if api.definitions_loaded.call_count == 3:
+            dagster.backfills[:] = []
+
+    follow(Backfill(api, dagster, dataset.settings, dataset.keys), Patience(view, end_when_loaded))
+    (warned,) = view.warned
+    assert warned.startswith("The definitions do not load: the catalogue cannot be read. Runs go on")
+    assert "There are answers again." in view.said
 
 
 def test_a_backfill_is_followed_no_longer_than_dagster_lives(dataset):

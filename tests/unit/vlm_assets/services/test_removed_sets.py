@@ -28,6 +28,7 @@ from vlm_durable.files.files import set_aside
 from vlm_durable.files.layout import AssetFolders
 from vlm_durable.versions.findings import FindingKind
 from vlm_durable.versions.published import PublishedPartitions
+from vlm_durable.versions.version_mark import mark_copies
 
 FIRST, SECOND, THIRD = "000000000-000000002", "000000003-000000005", "000000006-000000008"
 CONDITION = "property_condition"
@@ -107,6 +108,18 @@ def test_its_damage_is_found_and_put_right_from_the_copy(dataset, condition):
     (repair,) = find_repairs(dataset.settings, audit(dataset.settings, dataset.catalog, deep=True))
     assert repair.remedy is Remedy.BY_HAND
     assert "VLM_ASSETS_QUESTIONS" in repair.sentence()
+
+
+def test_a_file_of_it_that_no_record_says_what_it_must_be_stays(dataset, condition):
+    """Nobody could compute it again: it is not moved away, though no record and no mark of it reads."""
+    paths = condition.partition(FIRST)
+    for path in (paths.record, paths.record_copy, *mark_copies(paths.version_mark)):
+        path.write_bytes(b"?")
+    (repair,) = find_repairs(dataset.settings, audit(dataset.settings, dataset.catalog, deep=True))
+    assert repair.remedy is Remedy.BY_HAND
+    put_right(dataset.settings, repair)
+    assert paths.published.exists()
+    assert paths.version(0).exists()
 
 
 def test_a_backup_brings_its_files_and_journals_back(dataset, condition, commit, tmp_path):
