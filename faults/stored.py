@@ -60,8 +60,7 @@ _REQUESTS = 105
 _OPERATIONS = 700
 _SECONDS = 3.0
 _OVERTAKEN = frozenset(
-    # The last: it was overtaken between a put and the HEAD that reads it back, so other bytes stand there.
-    {"TakenOverError", "OvertakenError", "PublishedError", "JournalLossError", "ObjectDamagedError"}
+    {"TakenOverError", "OvertakenError", "PublishedError", "JournalLossError", "TakenError"}
 )
 _NAMED = _OVERTAKEN | {"HeadDamagedError", "RecordDamagedError", "NoObjectError"}
 """Errors that name an object which is damaged or gone."""
@@ -225,7 +224,7 @@ def _finish_retirement(home: Path, version: int, store: S3Folder) -> None:
     if directory.is_dir() and not clear_retired(directory, mark):
         last = read_mark(mark, key=KEY, generation=generation).mark
         if last is None or not last.retired:
-            # A segment that nobody has: a person gives it up as the sentence says. All is published.
+            # A segment that nobody has: all of its rows are published, so it stays, as in the product.
             with contextlib.suppress(JournalLossError), open_journal(home, version) as finished:
                 if not finished.missing_ids:
                     finished.retire()

@@ -25,7 +25,7 @@ from vlm_durable.files.sealed_json import BrokenSealError, read_sealed, write_se
 from vlm_durable.journal.commits import CommitPace
 from vlm_durable.journal.high_water_mark import read_mark
 from vlm_durable.journal.journal import Journal, clear_retired
-from vlm_durable.journal.journal_errors import SegmentUnreadableError
+from vlm_durable.journal.journal_errors import JournalLossError, SegmentUnreadableError
 from vlm_durable.journal.segments import JournalIdentity, segment_paths, verified_rows, with_later_columns
 from vlm_durable.journal.setting_aside import is_set_aside
 from vlm_durable.versions.partition_files import NotPublishedError, PublishedRecord
@@ -99,11 +99,15 @@ class Partition:
         if last is not None and last.retired:
             # It was put back from a copy, or its removal was cut short: opening it would report lost rows.
             return f"{directory} is older than what was published: {command('prune')} removes it."
-        with self.open_journal(generation, rows_schema()) as journal:
-            if journal.missing_ids:
-                # Another machine published the partition while this one was half way. Its rows do no harm.
-                return f"{directory} is left behind: others published the partition."
-            journal.retire()
+        try:
+            with self.open_journal(generation, rows_schema()) as journal:
+                if journal.missing_ids:
+                    # Another machine published the partition while this one was half way: no row is lost.
+                    return f"{directory} is left behind: others published the partition."
+                journal.retire()
+        except JournalLossError:
+            # What it lost is no loss: the published file has all rows.
+            return f"{directory} is left behind: files of it are gone, and the partition is published."
         return None
 
 

@@ -239,9 +239,9 @@ class S3Folder:
         """
         where, digest = self.address(name), hashlib.sha256(content)
         condition = {"IfNoneMatch": "*"} if over is None else {"IfMatch": over.etag}
-        taken_error = None
+        taken_error = etag = None
         try:
-            _retried(
+            etag = _retried(
                 where,
                 lambda: client().put_object(
                     Bucket=self.bucket,
@@ -250,7 +250,7 @@ class S3Folder:
                     ChecksumSHA256=base64.b64encode(digest.digest()).decode(),
                     **condition,
                 ),
-            )
+            )["ETag"]
         except TakenError as error:
             taken_error = error
         stored = self.head(name)
@@ -258,6 +258,8 @@ class S3Folder:
             return stored
         if taken_error is not None:
             raise taken_error
+        if stored is not None and stored.etag != etag:
+            raise TakenError(f"{where} was changed by another writer as soon as it was put")
         raise ObjectDamagedError(f"{where} does not hold the bytes that were put there; look at the store")
 
     def delete(self, name: str) -> None:

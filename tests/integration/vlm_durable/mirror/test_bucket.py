@@ -11,7 +11,9 @@ from vlm_durable.mirror import bucket as module
 from vlm_durable.mirror.bucket import (
     NoObjectError,
     ObjectTooLargeError,
+    S3Folder,
     StoreAwayError,
+    TakenError,
     client,
 )
 
@@ -164,6 +166,21 @@ def test_a_put_that_is_cut_in_the_middle_of_its_body_changes_nothing(bucket, s3_
     s3_proxy.heal()
     bucket.put("old", b"n" * 100_000, over=at)
     bucket.put("new", b"new", over=None)
+
+
+def test_a_put_that_another_writer_replaces_at_once_is_no_damage(bucket, monkeypatch):
+    """It was put and read back whole by nobody: the other writer's object stands, and nobody looks for damage."""
+    head = S3Folder.head
+
+    def after_another(folder, name):
+        monkeypatch.setattr(S3Folder, "head", head)
+        folder.put(name, b"another's", over=head(folder, name))
+        return head(folder, name)
+
+    monkeypatch.setattr(S3Folder, "head", after_another)
+    with pytest.raises(TakenError, match="changed by another writer"):
+        bucket.put("name", b"mine", over=None)
+    assert bucket.get("name", most=99) == b"another's"
 
 
 @pytest.mark.usefixtures("quick")

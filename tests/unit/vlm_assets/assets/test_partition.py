@@ -6,10 +6,12 @@ import shutil
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 from vlm_assets.assets.fingerprint import Fingerprint
 from vlm_assets.assets.partition import Partition
 from vlm_assets.config.settings import load_settings
+from vlm_durable.journal.journal_errors import JournalLossError
 
 SCHEMA = pa.schema([("property_id", pa.string()), ("ordinal", pa.int64()), ("status", pa.string())])
 
@@ -33,3 +35,20 @@ def test_a_journal_that_was_put_back_beside_its_published_file_stops_no_start(tm
     sentence = partition.finish_retirement("g", lambda: SCHEMA)
     assert sentence == f"{directory} is older than what was published: `vlm-assets prune` removes it."
     assert directory.exists()
+
+
+def test_a_journal_that_lost_rows_beside_its_published_file_stops_no_start(tmp_path: Path) -> None:
+    """The published file has them: nobody has to accept a loss that is none."""
+    partition = Partition(
+        load_settings(home=tmp_path), "property_descriptions", "0-1", ("a", "b"), Fingerprint({"model": "m"})
+    )
+    directory = partition.paths.journal("g")
+    with partition.open_journal("g", SCHEMA) as journal:
+        journal.submit(pa.table([["a"], [0], ["ok"]], schema=SCHEMA))
+        journal.flush()
+    for segment in directory.glob("segment-*"):
+        segment.unlink()
+    sentence = partition.finish_retirement("g", lambda: SCHEMA)
+    assert sentence == f"{directory} is left behind: files of it are gone, and the partition is published."
+    with pytest.raises(JournalLossError):
+        partition.open_journal("g", SCHEMA)
