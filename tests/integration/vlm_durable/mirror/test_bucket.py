@@ -169,7 +169,7 @@ def test_a_put_that_is_cut_in_the_middle_of_its_body_changes_nothing(bucket, s3_
 
 
 def test_a_put_that_another_writer_replaces_at_once_is_no_damage(bucket, monkeypatch):
-    """It was put and read back whole by nobody: the other writer's object stands, and nobody looks for damage."""
+    """Between a put and its reading back: the other writer's object stands, and nobody looks for damage."""
     head = S3Folder.head
 
     def after_another(folder, name):
