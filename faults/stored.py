@@ -46,6 +46,7 @@ from vlm_durable.journal.journal_errors import JournalLossError
 from vlm_durable.mirror.bucket import S3Folder, client
 from vlm_durable.mirror.stored_journal import (
     Copying,
+    HeadDamagedError,
     StoredJournal,
     close_published,
     pull_closed,
@@ -123,7 +124,13 @@ class Pair:
         if (there := stored.published(KEY)) is None or record is None or there.sha256 != record.sha256:
             say(problem=f"machine {machine} has {record}, the store {there}")
         for version in range(1, VERSIONS + 1):
-            manifest = StoredJournal(own.partition(KEY), f"generation-{version}", self.store).read_manifest()
+            journal = StoredJournal(own.partition(KEY), f"generation-{version}", self.store)
+            try:
+                manifest = journal.read_manifest()
+            except HeadDamagedError:
+                if version == VERSIONS:
+                    raise
+                continue  # It was struck, and no start needs the closed journal of an earlier version.
             if manifest is None or not manifest.retired or manifest.segments:
                 say(problem=f"the journal of version {version} is not closed: {manifest}")
 

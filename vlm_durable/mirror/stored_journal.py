@@ -131,6 +131,7 @@ class StoredJournal:
         self._writer = uuid.uuid4().hex
         self._head_object: StoredObject | None = None
         """The object of the head that was read, or put by this opening; also of a damaged head."""
+        self._is_removed = False
         self._damaged_bytes = b""
         self.head: Head | None = None
         self.copied_names: set[str] = set()
@@ -170,10 +171,13 @@ class StoredJournal:
         marks = read_mark(self._mark, key=self.key, generation=self.generation)
         ended = marks.mark is not None and marks.mark.retired and not self.directory.exists()
         listed: dict[str, re.Match[str]] = {}
-        if damage is not None:
+        if self.head is None and not ended:
+            # A head is put before the first segment: one that is not there was removed.
+            listed = {name: match for name in self._listed() if (match := SEGMENT_NAME.fullmatch(name))}
+            self._is_removed = damage is None and bool(listed)
+        if self._is_damaged:
             if ended:
                 return ()
-            listed = {name: match for name in self._listed() if (match := SEGMENT_NAME.fullmatch(name))}
             doubt = self._doubt(listed, marks.mark)
             if doubt and not accept_missing:
                 raise self._refusal(doubt) from damage
@@ -396,7 +400,7 @@ class StoredJournal:
 
     @property
     def _is_damaged(self) -> bool:
-        return self.head is None and self._head_object is not None
+        return self.head is None and (self._is_removed or self._head_object is not None)
 
     def _fetch_missing(self, stored: Manifest) -> Iterator[str]:
         digests = {

@@ -416,11 +416,30 @@ def test_a_head_that_does_not_arrive_as_it_is_kept_is_damaged(machines, s3_proxy
         b.stored.read_manifest()
 
 
-def test_the_first_head_after_a_damaged_one_hides_no_segment(machines, bucket, tmp_path):
+def test_a_head_that_was_removed_is_replaced_by_one_that_lists_the_segments(machines, bucket):
+    """Gone never counts as empty either; and where a segment is gone too, nothing is begun over it."""
+    a, b = machines
+    a.commit(0, 1)
+    a.commit(2)
+    bucket.delete(NAME + HEAD)
+    (first, *_) = sorted(name for name, _ in bucket.names(NAME) if "segment" in name)
+    segment = bucket.get(first, most=1 << 20)
+    bucket.delete(first)
+    with pytest.raises(HeadDamagedError, match="segments are neither there nor here"):
+        b.stored.pull()
+    bucket.put(first, segment, over=None)
+    assert b.rows() == [0, 1, 2]
+    b.commit(3)
+    assert a.rows() == [0, 1, 2, 3]
+    assert (a.aside(), b.aside()) == ([], [])
+
+
+@pytest.mark.parametrize("lose", [damage_head, lambda bucket: bucket.delete(NAME + HEAD)])
+def test_the_first_head_after_a_damaged_one_hides_no_segment(machines, bucket, tmp_path, lose):
     """Killed right after the takeover, the next machine still finds every row."""
     a, b = machines
     a.commit(0, 1)
-    damage_head(bucket)
+    lose(bucket)
     stored = b.stored
     stored.pull()
     with b.journal() as journal:
