@@ -7,6 +7,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from vlm_assets.config.extensions import KnownDevice, Launcher
 from vlm_assets.config.resource_settings import control_state
@@ -67,7 +68,7 @@ class ClusterLauncher(Launcher):
         silent = [node for node in nodes if not node.takes_runs and node.record.slots]
         return devices, tuple(f"Node {node.name}: {node.sentence()}." for node in silent)
 
-    def listed_devices(self, settings: Settings) -> Sequence[Mapping[str, object]]:
+    def listed_devices(self, settings: Settings) -> Sequence[Mapping[str, Any]]:
         """Those of all nodes, with who works on them."""
         state = control_state(settings)
         records = LeftOutDevices(state).records()
@@ -95,7 +96,7 @@ class ClusterLauncher(Launcher):
                         "name": device.name,
                         "state": use,
                         "temperature": device.temperature,
-                        "said": " ".join(sentences),
+                        "sentences": sentences,
                     }
                 )
         return listed

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -182,10 +182,10 @@ def devices_command(
         say_as_json(devices)
         return
     for device in devices:
-        say(f"{device['id']}  {device['name']}: {device['state']}. {device['said']}".rstrip())
+        say(f"{device['id']}  {device['name']}: {device['state']}. {' '.join(device['sentences'])}".rstrip())
 
 
-def _devices_here(gpu: GpuResource) -> Iterator[dict[str, object]]:
+def _devices_here(gpu: GpuResource) -> Iterator[dict[str, Any]]:
     records = gpu.left_out_devices().records()
     leases = {lease.device.id: lease for lease in gpu.leases().holders()}
     servers = {server.device: server for server in gpu.loaded_servers().living()}
@@ -197,7 +197,7 @@ def _devices_here(gpu: GpuResource) -> Iterator[dict[str, object]]:
         sentences = [leases[device.id].sentence()] if device.id in leases else []
         sentences += [servers[device.id].sentence()] if device.id in servers else []
         sentences += [record.sentence(device.id)] if record is not None else []
-        yield {"id": device.id, "name": device.name, "state": state, "said": " ".join(sentences)}
+        yield {"id": device.id, "name": device.name, "state": state, "sentences": sentences}
 
 
 def _forget(settings: Settings, name: str) -> None:

@@ -313,7 +313,7 @@ def ingest_command(
         ranges = {
             name: [bounds.key for bounds in getattr(report, name)] for name in ("new_ranges", "stale_ranges")
         }
-        say_as_json(vars(report) | ranges | {"request": report.request.words, "said": sentences})
+        say_as_json(vars(report) | ranges | {"request": report.request.words, "sentences": sentences})
         return
     say_all(sentences)
 

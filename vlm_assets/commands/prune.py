@@ -80,7 +80,7 @@ def prune_command(
                 "kept": removable.kept,
                 "bytes": removable.bytes,
                 "done": yes,
-                "said": sentences,
+                "sentences": sentences,
             }
         )
         return
@@ -114,7 +114,7 @@ def _delete_set(settings: Settings, name: str, *, yes: bool, as_json: bool) -> N
     published = len(asset.published_keys())
     if as_json:
         sentences = list(delete_set(settings, asset)) if yes else []
-        say_as_json({"asset": asset.name, "published": published, "done": yes, "said": sentences})
+        say_as_json({"asset": asset.name, "published": published, "done": yes, "sentences": sentences})
         return
     rows = f"{counted(published, 'published partitions')} here, and what the store has of it"
     if agreed(f"Delete all files of the question set {name} for good ({rows})?", yes):

@@ -131,7 +131,7 @@ def repair_command(
                 "verdict": audited.verdict(),
                 "repairs": listed,
                 "done": yes,
-                "said": sentences,
+                "sentences": sentences,
             }
         )
         raise typer.Exit(0 if is_right else 1)

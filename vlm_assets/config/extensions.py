@@ -93,7 +93,7 @@ class Launcher:
         """
         return [KnownDevice(device.id) for device in find_devices(settings.devices, os.environ)], ()
 
-    def listed_devices(self, settings: Settings) -> Sequence[Mapping[str, object]] | None:
+    def listed_devices(self, settings: Settings) -> Sequence[Mapping[str, Any]] | None:
         """What `devices` shows, one mapping a device; None for those that this machine holds and leases."""
         return None
 

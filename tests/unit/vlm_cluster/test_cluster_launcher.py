@@ -173,4 +173,4 @@ def test_the_command_devices_lists_those_of_all_nodes(dataset: Dataset, monkeypa
     Nodes(control_state(dataset.settings)).beat(NodeRecord("one", "boot", 1, "10.0.0.1", 1, (gpu,)))
     (device,) = json.loads(run_command(home, "devices", "--json").output)
     assert (device["id"], device["node"], device["state"]) == ("GPU-1", "one", "free")
-    assert "one beats; 0 runs. 71 °C. GPU-1 is throttled." in device["said"]
+    assert device["sentences"] == ["one beats; 0 runs.", "71 °C.", "GPU-1 is throttled."]

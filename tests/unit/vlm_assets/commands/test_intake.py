@@ -57,8 +57,8 @@ def test_an_ingest_as_json(tmp_path) -> None:
     told = json.loads(done.stdout)
     assert (told["new"], told["rows"], told["waiting"]) == (5, 5, 1)
     assert told["new_ranges"] == ["000000000-000000001", "000000002-000000003"]
-    assert any("new partitions" in sentence for sentence in told["said"])
-    assert "name the partition size with which" in told["said"][-1]
+    assert any("new partitions" in sentence for sentence in told["sentences"])
+    assert "name the partition size with which" in told["sentences"][-1]
 
 
 @pytest.fixture
@@ -165,4 +165,4 @@ def test_an_update_as_json_is_never_done_unasked(dataset, update) -> None:
     done = CliRunner().invoke(app, [*update, "--json", "--yes"], catch_exceptions=False)
     told = json.loads(done.stdout)
     assert told["stale_ranges"] == dataset.keys[2:]
-    assert any("1 partition is stale" in sentence for sentence in told["said"])
+    assert any("1 partition is stale" in sentence for sentence in told["sentences"])

@@ -33,7 +33,7 @@ def test_prune_as_json_removes_nothing_without_a_yes(dataset, call):
     assert told["bytes"] == sum(one["bytes"] for one in told["removals"]) > 0
     assert dataset.copy_of(FIRST, 1).exists()
     told = json.loads(call("prune", "--json", "--yes").stdout)
-    assert told["done"] and len(told["said"]) >= 1
+    assert told["done"] and len(told["sentences"]) >= 1
     assert not dataset.copy_of(FIRST, 1).exists()
 
 
@@ -56,7 +56,7 @@ def test_all_files_of_a_removed_set_are_deleted_when_a_person_says_so(two_sets, 
     assert f"`vlm-assets prune --set condition --home {home}`" in warning["next_step"]
     assert "Nothing was changed" in run("prune", "--set", "condition").output
     told = json.loads(run("prune", "--set", "condition", "--json").stdout)
-    assert told == {"asset": name, "published": 2, "done": False, "said": []}
+    assert told == {"asset": name, "published": 2, "done": False, "sentences": []}
     assert files() == before
     assert run("prune", "--set", "condition", "--yes").exit_code == 0
     assert not [path for path in home.rglob("*") if name in path.parts]

@@ -105,7 +105,7 @@ def test_repair_as_json_changes_nothing_without_a_yes(dataset, call):
     dataset.descriptions.path(FIRST).unlink()
     done = call("repair", "--json")
     told = json.loads(done.stdout)
-    assert (done.exit_code, told["right"], told["done"], told["said"]) == (1, False, False, [])
+    assert (done.exit_code, told["right"], told["done"], told["sentences"]) == (1, False, False, [])
     assert [(one["key"], one["remedy"]) for one in told["repairs"]] == [(FIRST, "RESTORE")]
     assert [[finding["kind"] for finding in one["findings"]] for one in told["repairs"]] == [["missing"]]
     assert not dataset.descriptions.path(FIRST).exists()
