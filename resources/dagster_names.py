@@ -72,10 +72,11 @@ NEEDS_PERSON = "vlm-assets/needs-person"
 
 
 def tag_value(run_id: str, assets: Collection[str] = (), *, before: str | None = None) -> str:
-    """The value of one of these tags: the run's id, because Dagster's run retries inherit tags, and assets.
+    """The value of one of these tags: the run's id and assets.
 
-    assets: those that it holds for; without any, it holds for all that the run did not make. before: the
-    value that stands there, whose assets it goes on to hold for.
+    The id shows whether the tag is the run's own: a retry by Dagster inherits the tags of the run before it.
+    assets: those that the tag holds for; without any, it holds for all that the run did not make. before: the
+    tag's value until now; the tag goes on to hold for its assets.
     """
     if is_tagged(before, run_id):
         earlier = before.partition(" ")[2] if before else ""

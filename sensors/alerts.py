@@ -108,7 +108,8 @@ class AlertScan:
         alerts = [
             alert for evaluation in evaluations if (alert := alert_of(evaluation, self.names)) is not None
         ]
-        alerts += self._of_failed_runs(dagster, [run for run in failed if run.run_id not in told_run_ids])
+        untold = [run for run in failed if run.run_id not in told_run_ids]
+        alerts += self._build_failed_run_alerts(dagster, untold)
         alerts += self.ticks.silent_sensors(self.watched, since=self._since, now=now)
 
         # While everything waits on purpose, a standstill is no trouble, and an earlier one is not over.
@@ -165,7 +166,7 @@ class AlertScan:
             standing[QUEUE] = STANDSTILL_SECONDS, partial(queue_stands, len(queued))
         return standing
 
-    def _of_failed_runs(self, dagster: DagsterFacts, failed: Sequence[RunState]) -> Iterator[Alert]:
+    def _build_failed_run_alerts(self, dagster: DagsterFacts, failed: Sequence[RunState]) -> Iterator[Alert]:
         """The alerts about these runs."""
         if not failed:
             return

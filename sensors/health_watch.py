@@ -10,7 +10,7 @@ from vlm_durable.files.processes import boot_id
 from vlm_engine.devices.find import Device
 
 _BLIND_SECONDS = 120.0
-"""The longest time between ticks: after a longer one, nothing is known of it, and all times start again."""
+"""The longest gap between two ticks: nobody watched during a longer one, so all times start again."""
 
 
 @dataclass

@@ -49,7 +49,7 @@ _MOST_DOUBLINGS = 10
 
 @dataclass(frozen=True)
 class Delivered:
-    """What one delivery did. told: messages that targets took. troubles: one sentence for each refusal.
+    """What one delivery did. sent: messages that targets took. troubles: one sentence for each refusal.
 
     waiting: alerts and recoveries that were not sent yet, each counted once for each target.
     """

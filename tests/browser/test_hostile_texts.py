@@ -14,7 +14,7 @@ import dagster as dg
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from tests.browser.hostile_home import MATH, SCHEMA, Spy, hostile_home, install_schema
+from tests.support.hostile_home import MATH, SCHEMA, Spy, hostile_home, install_schema
 from tests.support.http_stub import Request, serving
 from vlm_assets.assets import markdown
 from vlm_assets.assets.fingerprint import Fingerprint

@@ -1,4 +1,4 @@
-"""Labels that a model learned in its training: that it says them again shows nothing of its other answers.
+"""Labels that a model learned in its training, which therefore prove nothing about its other answers.
 
 A file in the model's folder names their properties by HMACs. Their key stands beside them, as in the list of
 withdrawn ids, so that a copy of the folder tells them too; a withdrawal takes its properties out. The file
@@ -112,7 +112,7 @@ def learned_labels(settings: Settings, revision: str) -> LearnedLabels:
         learned = LearnedLabels.read(_kept(settings, revision))
     except FileNotFoundError:
         folders = (*_describing_folder(settings), *_trained_folders(settings))
-        by_folder = (_said_by(settings, folder, revision) for folder in folders)
+        by_folder = (_read_matching_labels(settings, folder, revision) for folder in folders)
         learned = next(filter(None, by_folder), LearnedLabels())
     return replace(learned, withdrawn=read_withdrawn(settings.home)) if learned else learned
 
@@ -121,7 +121,7 @@ def keep_learned(settings: Settings, revision: str) -> None:
     """Keep whose labels the describing model learned. Raises OSError, SettingsError."""
     kept = _kept(settings, revision)
     for folder in () if kept.exists() else _describing_folder(settings):
-        if learned := _said_by(settings, folder, revision):
+        if learned := _read_matching_labels(settings, folder, revision):
             make_directory(kept.parent)
             write_replacing(kept, learned.to_bytes())
 
@@ -153,14 +153,14 @@ def _kept(settings: Settings, revision: str) -> Path:
     return settings.state_directory / "learned" / f"{digest_of(revision)}.json"
 
 
-def _said_by(settings: Settings, folder: Path, revision: str) -> LearnedLabels:
-    """What a folder says of the model of this revision; empty if it is another's."""
+def _read_matching_labels(settings: Settings, folder: Path, revision: str) -> LearnedLabels:
+    """The labels in a model's folder; empty where the folder holds another revision of a model."""
     source = ModelSource(str(folder), records=settings.state_directory / "models")
     try:
-        is_of_it = (folder / LEARNED_LABELS).exists() and exact_revision(source) == revision
+        matches = (folder / LEARNED_LABELS).exists() and exact_revision(source) == revision
     except ModelLoadError:
         return LearnedLabels()  # Nothing can be described with it.
-    return _learned_in(folder) if is_of_it else LearnedLabels()
+    return _learned_in(folder) if matches else LearnedLabels()
 
 
 def _describing_folder(settings: Settings) -> Iterator[Path]:

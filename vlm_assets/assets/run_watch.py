@@ -481,13 +481,13 @@ class ImagesWatch:
     def _are_away(self) -> bool:
         if self._readable_uri is not None and self._read_error(self._readable_uri) is None:
             return False
-        none_was_there = True
+        lists_no_image = True
         for uri in _spread(self.properties):
-            none_was_there = False
+            lists_no_image = False
             if self._read_error(uri) is None:
                 self._readable_uri = uri
                 return False
-        if none_was_there:
+        if lists_no_image:
             return False
         had_images = pc.sum(pc.greater(pc.list_value_length(self.properties["image_uris"]), 0)).as_py()
         if had_images >= WHOLE_RANGE and not self.range_may_be_gone:

@@ -54,7 +54,7 @@ def find_losses(
 ) -> list[Loss]:
     """The losses of a partition, of either asset, under the settings of now; of the store too, if one is set.
 
-    tell: called with what was fetched from the store, and what is missing there.
+    report: called with what was fetched from the store, and what is missing there.
 
     Raises CatalogError, InvalidRangeError, ModelLoadError, JournalError, StoreError.
     """

@@ -149,8 +149,9 @@ def measure(
 ) -> Measurement:
     """Measure and keep what is not kept yet: a sample, then real runs of small partitions.
 
-    tell: is told before each of the two what it is, and of the second how long it takes. Without it, nothing
-    is shown. Raises what ``run_trial`` raises, CommandError, OSError, and FormatVersionError.
+    report: called before each of the two with what it is, and before the second with how long it takes.
+    Without it, nothing is shown. Raises what ``run_trial`` raises, CommandError, OSError, and
+    FormatVersionError.
     """
     if model.server is None and not gpu.usable():
         raise CommandError(f"Every device is left out, so nothing can be measured: {command('devices')}.")

@@ -286,7 +286,7 @@ def carry_out(
 ) -> bool:
     """Do the repairs; returns whether all are done.
 
-    tell: called with each sentence about what was done, and what was not. newest_here: as in ``put_right``.
+    report: called with each sentence about what was done, and what was not. newest_here: as in ``put_right``.
     Raises DagsterApiError.
     """
     # Also those that wait for a device: they hold their journals.

@@ -1,8 +1,8 @@
 """Looks at an asset's published objects in the store: what is missing or damaged there, as far as is known.
 
-A look lists the objects, asks for the checksums of those that changed since the look before, and may read
-some to the byte, others each time. What it saw is kept in the control state beside the drift sensor's
-snapshots, for all processes; without it every object is asked about anew.
+A look lists the objects, and asks for the checksums of those that changed since the look before. It may also
+read a few objects to the byte, different ones at each look. What it saw is kept in the control state beside
+the drift sensor's snapshots, for all processes; without it every object is asked about anew.
 """
 
 from __future__ import annotations

@@ -138,10 +138,10 @@ class ClusterSnapshot:
 
     def node_of_run(self, run_id: str) -> Node | None:
         """The node that reports the run's process, or a materialization of the run."""
-        return self._of_runs.get(run_id)
+        return self._nodes_by_run.get(run_id)
 
     @cached_property
-    def _of_runs(self) -> Mapping[str, Node]:
+    def _nodes_by_run(self) -> Mapping[str, Node]:
         nodes_by_run: dict[str, Node] = {}
         for node in self.nodes.values():
             at_work = (name.partition(".")[0] for name in node.record.workers)

@@ -113,10 +113,10 @@ class VersionedObject(Generic[Record]):
         whole = [copy.record for copy in copies if copy.record is not None]
         damage = next((copy.damage for copy in copies if copy.damage is not None), None)
         if damage is not None and not whole:
-            record, copy_of_it = self.record_paths
+            record, record_copy = self.record_paths
             raise RecordDamagedError(
-                f"{damage}. Neither {record} nor its copy {copy_of_it} is whole. The partition's file is left"
-                f" as it is; {command('repair')} says what it would do."
+                f"{damage}. Neither {record} nor its copy {record_copy} is whole. The partition's file is"
+                f" left as it is; {command('repair')} says what it would do."
             )
         return whole
 

@@ -73,6 +73,22 @@ def tick(watcher, watch, interrupted):
     return watcher.check(watch, Interrupted(interrupted))
 
 
+def tick_until_ended(process, watcher, watch, interrupted):
+    """Tick until the watcher has ended this process."""
+
+    def tick_and_sleep(seconds):
+        tick(watcher, watch, interrupted)
+        time.sleep(seconds)
+
+    wait_until(
+        lambda: process.poll() is not None,
+        "the end of the stopped worker",
+        seconds=60,
+        every=0.05,
+        pause=tick_and_sleep,
+    )
+
+
 def test_a_stopped_worker_is_ended_and_its_device_freed(tmp_path, gpu, watcher):
     """In about twice its own learned time, by SIGKILL where SIGTERM does not reach it; told once."""
     stuck, device = working(tmp_path, "stuck")
@@ -83,10 +99,7 @@ def test_a_stopped_worker_is_ended_and_its_device_freed(tmp_path, gpu, watcher):
         stuck.send_signal(signal.SIGSTOP)
         stopped = time.monotonic()
         learned = next(one for one in watcher.workers.living() if one.run_id == "stuck").batch_seconds
-        while stuck.poll() is None:
-            assert time.monotonic() < stopped + 60
-            tick(watcher, watch, interrupted)
-            time.sleep(0.05)
+        tick_until_ended(stuck, watcher, watch, interrupted)
         freed = time.monotonic() - stopped
         print(f"learned time {learned:.2f} s, allowed {max(2 * learned, LIMITS.least):.2f} s, {freed=:.2f} s")
         assert stuck.returncode == -signal.SIGKILL
@@ -121,9 +134,7 @@ def test_twice_stuck_on_a_device_leaves_it_out(tmp_path, gpu, watcher):
             break
         wait_until(lambda: any(one.batch_seconds for one in watcher.workers.living()), "a learned time")
         process.send_signal(signal.SIGSTOP)
-        while process.poll() is None:
-            tick(watcher, watch, interrupted)
-            time.sleep(0.05)
+        tick_until_ended(process, watcher, watch, interrupted)
     assert devices == ["cpu-0", "cpu-0", "cpu-1"]
     (alert,) = [one for one in watcher.outbox.open_subjects().values() if one.kind == "device_left_out"]
     assert "--take-back cpu-0" in alert.next_step

@@ -4,13 +4,13 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.support.processes import has_ended
+from tests.support.waiting import wait_until
 
 STARTER = Path(__file__).with_name("group_starter.py")
 
@@ -26,11 +26,8 @@ def _start(kind: str, folder: Path, grace: float) -> tuple[subprocess.Popen[str]
     return starter, processes
 
 
-def _gone(processes: list[psutil.Process], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while not all(map(has_ended, processes)) and time.monotonic() < deadline:
-        psutil.wait_procs(processes, timeout=0.1)
-    return all(map(has_ended, processes))
+def _wait_for_ends(processes: list[psutil.Process]) -> None:
+    wait_until(lambda: all(map(has_ended, processes)), "the end of every process", seconds=9.0)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -39,7 +36,7 @@ def test_killed_starter_leaves_no_process(tmp_path: Path, number: signal.Signals
     starter, processes = _start("polite", tmp_path, 10.0)
     starter.send_signal(number)
     assert starter.wait(10) == -number
-    assert _gone(processes, 9.0)
+    _wait_for_ends(processes)
 
 
 def test_deaf_process_is_killed_after_the_grace(tmp_path: Path) -> None:
@@ -47,7 +44,7 @@ def test_deaf_process_is_killed_after_the_grace(tmp_path: Path) -> None:
     starter, processes = _start("deaf", tmp_path, 1.0)
     starter.kill()
     assert starter.wait(10) == -signal.SIGKILL
-    assert _gone(processes, 9.0)
+    _wait_for_ends(processes)
 
 
 def test_interrupted_starter_ends_the_group_itself(tmp_path: Path) -> None:
