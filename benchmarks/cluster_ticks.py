@@ -22,7 +22,7 @@ from benchmarks.health_ticks import Ticking, keys, make_home
 from benchmarks.sensor_ticks import write_history, write_runs_under_way
 from faults.postgres_server import PostgresServer
 from resources.alerts.outbox import Outbox
-from sensors.dagster_internals.runs import RAY_JOB, first_ray_job
+from sensors.dagster_internals.runs import LAUNCHER_JOB, first_launcher_job
 from sensors.ticks import Ticks
 from vlm_assets.automation.sensors import build_alerts
 from vlm_assets.config.resource_settings import control_state
@@ -59,7 +59,7 @@ def main() -> None:
             write_runs_under_way(
                 instance,
                 {
-                    run: {"dagster/partition": key, RAY_JOB: first_ray_job(run)}
+                    run: {"dagster/partition": key, LAUNCHER_JOB: first_launcher_job(run)}
                     for run, key in zip(runs, keys(settings), strict=False)
                 },
             )

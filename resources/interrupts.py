@@ -1,8 +1,8 @@
 """How signals interrupt a run: the first one does, as in Dagster, and every later one changes nothing.
 
-Several may tell a run to end: Dagster or Ray when a person terminates it, a node that stops, and whoever ends
-runs (``sensors/run_end.py``). A second interrupt would break into the commit of what is finished. A process
-that does not end is killed after the grace.
+Several may tell a run to end: Dagster or a launcher when a person terminates it, a node that stops, and
+whoever ends runs (``sensors/run_end.py``). A second interrupt would break into the commit of what is
+finished. A process that does not end is killed after the grace.
 
 Dagster sets a handler of its own before each step of an asset's generator and of an IO manager, and takes it
 away after it (``raise_interrupts_as``). So ours is set again in each of them, and none is left behind.

@@ -152,7 +152,7 @@ class AlertScan:
         started = [
             run
             for run in dagster.runs_in([dg.DagsterRunStatus.STARTED])
-            if run.partition and (run.is_here or run.ray_job is not None)
+            if run.partition and (run.is_here or run.launcher_job is not None)
         ]
         # Heartbeats are read after runs: then a run that begins in between is not silent.
         working = self.working()

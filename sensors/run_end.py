@@ -4,9 +4,9 @@ Fence: Dagster is told first, so that the end is no failed attempt and overrules
 at which a run commits. Kill: SIGKILL, after a grace. Free: a device whose process outlives even that is left
 out. Tell: people and Dagster, last, so that a message that cannot be written keeps no process alive.
 
-Others send the first signal too: Dagster or Ray at a run that a person terminates, which Dagster has fenced
-as being cancelled, and a node that stops, whose runs say themselves that they were interrupted. Each run
-hears its first signal alone (``interrupt_once`` in ``resources/interrupts.py``). What does not end is
+Others send the first signal too: Dagster or a launcher at a run that a person terminates, which Dagster has
+fenced as being cancelled, and a node that stops, whose runs say themselves that they were interrupted. Each
+run hears its first signal alone (``interrupt_once`` in ``resources/interrupts.py``). What does not end is
 killed here; a node that stops kills its own after the same grace, and the head ends their runs as gone.
 
 What does not live here: who is to end. Workers that stand still are in ``worker_health.py``, processes that
@@ -54,12 +54,12 @@ class RunToEnd:
 def end_gone_run(dagster: DagsterFacts, run_id: str, why: str, *, job: str | None = None) -> bool:
     """End a run whose process is certainly gone, so that there is nothing to signal or to kill.
 
-    It ends as interrupted, or as cancelled if it is being cancelled. job: its job in Ray, if it may still
+    It ends as interrupted, or as cancelled if it is being cancelled. job: its launcher's, if it may still
     begin later: it is stopped instead of a process. Returns False if the run has ended meanwhile.
     """
     dagster.mark_interrupted(run_id)
     if job is not None:
-        dagster.stop_ray_job(job)
+        dagster.stop_launcher_job(job)
     dagster.free_slots(run_id)
     return dagster.report_end(run_id, why)
 

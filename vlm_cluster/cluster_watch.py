@@ -18,7 +18,7 @@ import dagster as dg
 from resources.alerts.alert import Alert
 from resources.alerts.outbox import Outbox
 from sensors.dagster_internals.events import DagsterFacts
-from sensors.dagster_internals.runs import UNDER_WAY, RunState, first_ray_job
+from sensors.dagster_internals.runs import UNDER_WAY, RunState, first_launcher_job
 from sensors.run_end import end_gone_run
 from sensors.sensor_definition import Decided, Situation, build_sensor
 from sensors.ticks import Ticks
@@ -111,7 +111,7 @@ def why_gone(
     if silence > SILENT_SECONDS:
         return f"Ray's job of it on {name} has ended." if has_ended(job) else None
     # A run that a person started by hand is not listed between its two assets: its node itself ends it.
-    if run.run_id in node.record.runs or run.ray_job is None:
+    if run.run_id in node.record.runs or run.launcher_job is None:
         return None
     return f"Its process on {name} is gone without a word: it was killed, or the node was started anew."
 
@@ -123,12 +123,12 @@ def _is_watched(run: RunState, snapshot: ClusterSnapshot) -> bool:
     nothing watches what a person started by hand on a machine that is no node.
     """
     is_at_work = run.status is dg.DagsterRunStatus.STARTED
-    return run.ray_job is not None or not is_at_work or snapshot.node_of_run(run.run_id) is not None
+    return run.launcher_job is not None or not is_at_work or snapshot.node_of_run(run.run_id) is not None
 
 
 def _job(run: RunState) -> str:
     """The run's job in Ray. A run whose launch was cut short has no tag of it yet."""
-    return run.ray_job or first_ray_job(run.run_id)
+    return run.launcher_job or first_launcher_job(run.run_id)
 
 
 _GOES_ON = " What was committed is in the journal; the next start of the partition goes on from there."
@@ -158,7 +158,7 @@ class ClusterWatcher:
                 run,
                 watch,
                 snapshot,
-                has_ended=dagster.ray_job_has_ended,
+                has_ended=dagster.job_has_ended,
                 has_begun=lambda run_id: dagster.process_of(run_id) is not None,
             )
             if why is None:

@@ -105,7 +105,7 @@ class NodeWatch:
         sentences = []
         for worker in dead:
             run = states.get(worker.run_id)
-            if run is not None and not run.finished and run.ray_job is None:
+            if run is not None and not run.finished and run.launcher_job is None:
                 why = f"Its process on {worker.host} is gone without a word. What it had committed is there."
                 if end_gone_run(dagster, run.run_id, why):
                     sentences.append(f"Run {run.run_id}, which Ray did not launch, was ended. {why}")

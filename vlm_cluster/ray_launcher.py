@@ -29,9 +29,10 @@ from sensors.dagster_internals.launchers import (
     LaunchRunContext,
     execute_run_arguments,
 )
-from sensors.dagster_internals.runs import RAY_JOB, first_ray_job, tagged_ray_job
+from sensors.dagster_internals.runs import LAUNCHER_JOB, first_launcher_job, tagged_launcher_job
+from vlm_cluster.ray_run import RAY_RUN
 from vlm_durable.state.database import open_state
-from vlm_durable.state.nodes import RAY_RUN, Nodes
+from vlm_durable.state.nodes import Nodes
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
@@ -133,7 +134,7 @@ class ClusterRunLauncher(RayRunLauncher, JobLauncher):
         if not _is_for_ray(run):
             return bool(self._here.terminate(run_id))  # type: ignore[no-untyped-call]  # Dagster's
         self._instance.report_run_canceling(run)
-        return self.stop(tagged_ray_job(run_id, run.tags) or first_ray_job(run_id))
+        return self.stop(tagged_launcher_job(run_id, run.tags) or first_launcher_job(run_id))
 
     def stop(self, job: str) -> bool:
         """Have a job end: SIGTERM, a grace, SIGKILL. False if it has ended, or Ray does not answer."""
@@ -171,12 +172,12 @@ class ClusterRunLauncher(RayRunLauncher, JobLauncher):
         """Submit a run and return the id of its job. A job that was submitted before and lives is kept."""
         try:
             for number in range(1, 1000):
-                job = first_ray_job(run_id) + (f"-{number}" if number > 1 else "")
+                job = first_launcher_job(run_id) + (f"-{number}" if number > 1 else "")
                 status = self._status(job)
                 if status in _ENDED:
                     continue
                 # The tag comes first: a run that waits in Ray for a node must be known as Ray's.
-                self._instance.add_run_tags(run_id, {RAY_JOB: job})
+                self._instance.add_run_tags(run_id, {LAUNCHER_JOB: job})
                 if status is None:
                     self.client.submit_job(
                         submission_id=job,

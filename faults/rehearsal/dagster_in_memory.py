@@ -188,11 +188,11 @@ class DagsterInMemory(DagsterFacts):
         self.change(run_id, DagsterRunStatus.CANCELED)
         return True
 
-    def ray_job_has_ended(self, job: str) -> bool:
+    def job_has_ended(self, job: str) -> bool:
         """There is no Ray."""
         return False
 
-    def stop_ray_job(self, job: str) -> None:
+    def stop_launcher_job(self, job: str) -> None:
         """There is no Ray."""
 
     def free_slots_of_ended(self) -> list[str]:

@@ -84,13 +84,13 @@ class DagsterFacts(InstanceRuns):
             refuse_unfit(instance)
         super().__init__(instance, names)
 
-    def ray_job_has_ended(self, job: str) -> bool:
-        """Whether Ray says that a job has ended; False if it does not know the job, or does not answer."""
+    def job_has_ended(self, job: str) -> bool:
+        """Whether the launcher says that a job has ended; False if it does not know it or gives no answer."""
         launcher = job_launcher_of(self.instance)
         return launcher is not None and launcher.has_ended(job)
 
-    def stop_ray_job(self, job: str) -> None:
-        """Have Ray end a job, if it still has it."""
+    def stop_launcher_job(self, job: str) -> None:
+        """Have the launcher end a job, if it still has it."""
         launcher = job_launcher_of(self.instance)
         if launcher is not None:
             launcher.stop(job)

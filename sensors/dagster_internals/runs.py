@@ -47,8 +47,8 @@ RETRY = "retry"
 GOES_ON_WITH = "vlm-assets/goes-on-with"
 """Run tag: the parent that the retry schedule gave its run. A person's re-execution has another parent."""
 
-RAY_JOB = "vlm-assets/ray-job"
-"""Run tag: the job of Ray as which the run was submitted."""
+LAUNCHER_JOB = "vlm-assets/job"
+"""Run tag: the job as which an extension's launcher submitted the run."""
 
 _PARTITION = "dagster/partition"
 _RUN_KEY = "dagster/run_key"
@@ -116,9 +116,9 @@ class RunState:
         return bool(server.get("socket")) or server.get("host") in _HERE
 
     @property
-    def ray_job(self) -> str | None:
-        """The Ray job as which it was submitted; None if it was not."""
-        return tagged_ray_job(self.run_id, self.tags)
+    def launcher_job(self) -> str | None:
+        """The launcher's job as which it was submitted; None if it was not."""
+        return tagged_launcher_job(self.run_id, self.tags)
 
     @property
     def backfill(self) -> str | None:
@@ -190,18 +190,18 @@ class LaunchedBackfill:
     error: str | None = None
 
 
-def first_ray_job(run_id: str) -> str:
-    """The name of a run's first job in Ray. Later jobs of the run add a number to it."""
+def first_launcher_job(run_id: str) -> str:
+    """The name of a run's first job. Later jobs of the run add a number to it."""
     return f"dagster-run-{run_id}"
 
 
-def tagged_ray_job(run_id: str, tags: Mapping[str, str]) -> str | None:
+def tagged_launcher_job(run_id: str, tags: Mapping[str, str]) -> str | None:
     """The job that the tag names; None if it is no job of this run.
 
     Dagster's run retries inherit the tag of their parent, and anyone who submits a run chooses its tags.
     """
-    job = tags.get(RAY_JOB, "")
-    return job if job.startswith(first_ray_job(run_id)) else None
+    job = tags.get(LAUNCHER_JOB, "")
+    return job if job.startswith(first_launcher_job(run_id)) else None
 
 
 class InstanceRuns:
@@ -429,7 +429,7 @@ class InstanceRuns:
         runs, tags = RunsTable, RunTagsTable
         times = (runs.c.create_timestamp, runs.c.update_timestamp, runs.c.end_time)
         query = db.select(runs.c.run_id, runs.c.status, *times).where(*conditions).order_by(runs.c.id)
-        tag_names = (*_TAGS, LAUNCHED_BY, GOES_ON_WITH, NO_ATTEMPT, NEEDS_PERSON, RAY_JOB)
+        tag_names = (*_TAGS, LAUNCHED_BY, GOES_ON_WITH, NO_ATTEMPT, NEEDS_PERSON, LAUNCHER_JOB)
         tag_query = db.select(tags.c.run_id, tags.c.key, tags.c.value).where(
             tags.c.key.in_(tag_names), tags.c.run_id.in_(db.select(runs.c.run_id).where(*conditions))
         )

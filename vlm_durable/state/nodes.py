@@ -43,9 +43,6 @@ DEAD_SECONDS = 25.0
 
 _LOOK_SECONDS = 0.5
 
-RAY_RUN = "VLM_RAY_RUN"
-"""Environment variable of a run's process on a node: the run's id. Says that Ray chose its device."""
-
 SERVE = "vlm-assets serve"
 """The name under which Dagster's daemon beats: a second daemon on one database would launch runs twice."""
 

@@ -17,7 +17,7 @@ from sensors.dagster_internals.launchers import (
     LaunchRunContext,
     job_launcher_of,
 )
-from sensors.dagster_internals.runs import RAY_JOB
+from sensors.dagster_internals.runs import LAUNCHER_JOB
 from vlm_assets.webserver.home import seed_settings
 from vlm_cluster.cluster_launcher import filled_in
 from vlm_cluster.ray_launcher import ClusterRunLauncher
@@ -92,7 +92,7 @@ def test_a_partition_goes_to_nodes_that_beat_and_no_secret_goes_with_it(cluster,
     """Ray shows command, environment and metadata to whoever reaches its dashboard."""
     run = launch(cluster, PARTITION)
     (asked,) = cluster.jobs.submitted
-    assert run.tags[RAY_JOB] == asked["submission_id"]
+    assert run.tags[LAUNCHER_JOB] == asked["submission_id"]
     assert asked["entrypoint_num_gpus"] == 2
     assert asked["entrypoint_label_selector"] == {"vlm-assets/node": "in(one,two)"}
     password = postgres_url.split(":")[2].partition("@")[0]
@@ -170,7 +170,7 @@ def test_a_run_that_is_launched_again_has_one_job_that_lives(cluster):
     context = LaunchRunContext(dagster_run=run, workspace=None)
     cluster.launcher.launch_run(context)
     assert len(cluster.jobs.submitted) == 1
-    cluster.jobs.statuses[run.tags[RAY_JOB]] = "FAILED"
+    cluster.jobs.statuses[run.tags[LAUNCHER_JOB]] = "FAILED"
     cluster.launcher.launch_run(context)
     assert [asked["submission_id"] for asked in cluster.jobs.submitted] == [
         f"dagster-run-{run.run_id}",
@@ -188,15 +188,15 @@ def test_a_run_whose_launch_is_killed_is_known_as_rays(cluster):
     with pytest.raises(SystemExit):
         launch(cluster, PARTITION)
     (run,) = cluster.instance.get_runs()
-    assert run.tags[RAY_JOB] == f"dagster-run-{run.run_id}"
+    assert run.tags[LAUNCHER_JOB] == f"dagster-run-{run.run_id}"
 
 
 def test_a_cancel_stops_the_job_of_its_own_run_alone(cluster):
     """A tag that the parent left, or a person chose, names another run's job."""
     run = launch(cluster, PARTITION)
-    own, stopped = run.tags[RAY_JOB], []
+    own, stopped = run.tags[LAUNCHER_JOB], []
     cluster.jobs.stop_job = lambda job: stopped.append(job) or True
-    cluster.instance.add_run_tags(run.run_id, {RAY_JOB: "dagster-run-another"})
+    cluster.instance.add_run_tags(run.run_id, {LAUNCHER_JOB: "dagster-run-another"})
     assert cluster.launcher.terminate(run.run_id)
     assert stopped == [own]
 

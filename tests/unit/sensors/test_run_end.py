@@ -54,7 +54,7 @@ class Recorder:
     def end_cancelled(self, run_id, why):
         self.do("fence cancel")
 
-    def stop_ray_job(self, job):
+    def stop_launcher_job(self, job):
         self.do(f"stop {job}")
 
     def send(self, run, number):
@@ -242,7 +242,7 @@ ENDS = {
     "mark_interrupted",
     "end_cancelled",
     "report_end",
-    "stop_ray_job",
+    "stop_launcher_job",
     "report_run_failed",
     "report_run_canceled",
 }

@@ -9,7 +9,7 @@ from dagster import DagsterRunStatus
 
 from resources.alerts.outbox import Outbox
 from sensors.dagster_internals.events import DagsterFacts
-from sensors.dagster_internals.runs import RAY_JOB, RunState
+from sensors.dagster_internals.runs import LAUNCHER_JOB, RunState
 from tests.support.calls import calls_in
 from vlm_assets.webserver.home import STARTING_SECONDS
 from vlm_cluster.cluster_watch import ClusterWatch, ClusterWatcher, TakingOver, take_over, why_gone
@@ -40,8 +40,8 @@ class Cluster:
         self.ended, self.stopped = set(), []
         self.instance = dg.DagsterInstance.ephemeral()
         self.dagster = DagsterFacts(self.instance)
-        monkeypatch.setattr(DagsterFacts, "ray_job_has_ended", lambda _, job: job in self.ended)
-        monkeypatch.setattr(DagsterFacts, "stop_ray_job", lambda _, job: self.stopped.append(job))
+        monkeypatch.setattr(DagsterFacts, "job_has_ended", lambda _, job: job in self.ended)
+        monkeypatch.setattr(DagsterFacts, "stop_launcher_job", lambda _, job: self.stopped.append(job))
         self.workers = {"one": set(), "two": set()}
         self.instance.event_log_storage.set_concurrency_slots("gpu", 2)
         self.outbox = Outbox(open_state(path))
@@ -77,7 +77,7 @@ class Cluster:
 
     def starts(self, status=DagsterRunStatus.STARTED, tags=None):
         job = nothing
-        self.instance.create_run_for_job(job, run_id=RUN, status=status, tags=tags or {RAY_JOB: JOB})
+        self.instance.create_run_for_job(job, run_id=RUN, status=status, tags=tags or {LAUNCHER_JOB: JOB})
 
     @property
     def status(self):
@@ -137,15 +137,15 @@ def test_a_process_that_is_gone_from_a_node_that_beats_is_ended_at_once(cluster)
 
 OF_THIS_MACHINE = {".dagster/grpc_info": json.dumps({"host": "localhost"})}
 """What the launcher of this machine's processes tags a run with, before it starts one."""
-OF_ANOTHER_RUN = {RAY_JOB: "dagster-run-0c9f1d0e-0000-4000-8000-000000000002"}
+OF_ANOTHER_RUN = {LAUNCHER_JOB: "dagster-run-0c9f1d0e-0000-4000-8000-000000000002"}
 S = DagsterRunStatus
 
 
 @pytest.mark.parametrize(
     ("status", "tags", "seconds", "then", "stopped"),
     [
-        pytest.param(S.STARTING, {RAY_JOB: JOB}, STARTING_SECONDS, S.FAILURE, [JOB], id="on no node"),
-        pytest.param(S.STARTING, {RAY_JOB: JOB}, 5, S.FAILURE, [JOB], id="Ray says that it ended"),
+        pytest.param(S.STARTING, {LAUNCHER_JOB: JOB}, STARTING_SECONDS, S.FAILURE, [JOB], id="on no node"),
+        pytest.param(S.STARTING, {LAUNCHER_JOB: JOB}, 5, S.FAILURE, [JOB], id="Ray says that it ended"),
         pytest.param(S.STARTING, {"a": "b"}, STARTING_SECONDS, S.FAILURE, [JOB], id="before it was tagged"),
         pytest.param(S.STARTING, OF_ANOTHER_RUN, STARTING_SECONDS, S.FAILURE, [JOB], id="its parent's tag"),
         pytest.param(S.STARTING, OF_THIS_MACHINE, STARTING_SECONDS, S.FAILURE, [], id="of this machine"),

@@ -12,7 +12,7 @@ import pytest
 
 from resources.alerts.outbox import Outbox
 from sensors.dagster_internals.events import DagsterFacts
-from sensors.dagster_internals.runs import RAY_JOB
+from sensors.dagster_internals.runs import LAUNCHER_JOB
 from vlm_assets.config.resource_settings import control_state
 from vlm_assets.config.settings import load_settings
 from vlm_cluster.node import STALE_SECONDS, NodeWatch, without_slots_if_stale
@@ -107,7 +107,7 @@ def test_a_run_that_was_started_by_hand_and_killed_is_ended(watch):
         "os.kill(os.getpid(), 9)\n"
     )
     with dg.DagsterInstance.ephemeral() as instance:
-        for run_id, tags in ((RUN, {}), (RUN[:-1] + "2", {RAY_JOB: f"dagster-run-{RUN[:-1]}2"})):
+        for run_id, tags in ((RUN, {}), (RUN[:-1] + "2", {LAUNCHER_JOB: f"dagster-run-{RUN[:-1]}2"})):
             instance.create_run_for_job(nothing, run_id=run_id, status=dg.DagsterRunStatus.STARTED, tags=tags)
             command = [sys.executable, "-c", work, str(watch.settings.state_directory), run_id]
             assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
