@@ -258,8 +258,8 @@ class S3Folder:
             return stored
         if taken_error is not None:
             raise taken_error
-        if stored is not None and stored.etag != etag:
-            raise TakenError(f"{where} was changed by another writer as soon as it was put")
+        if stored is None or stored.etag != etag:
+            raise TakenError(f"{where} was replaced or removed by another writer as soon as it was put")
         raise ObjectDamagedError(f"{where} does not hold the bytes that were put there; look at the store")
 
     def delete(self, name: str) -> None:

@@ -168,19 +168,24 @@ def test_a_put_that_is_cut_in_the_middle_of_its_body_changes_nothing(bucket, s3_
     bucket.put("new", b"new", over=None)
 
 
-def test_a_put_that_another_writer_replaces_at_once_is_no_damage(bucket, monkeypatch):
-    """Between a put and its reading back: the other writer's object stands, and nobody looks for damage."""
+@pytest.mark.parametrize("leaves", [b"another's", None])
+def test_what_another_writer_replaces_or_removes_at_once_is_no_damage(bucket, monkeypatch, leaves):
+    """Between a put and its reading back: what the other writer left stands, and nobody looks for damage."""
     head = S3Folder.head
 
     def after_another(folder, name):
         monkeypatch.setattr(S3Folder, "head", head)
-        folder.put(name, b"another's", over=head(folder, name))
+        if leaves is None:
+            folder.delete(name)
+        else:
+            folder.put(name, leaves, over=head(folder, name))
         return head(folder, name)
 
     monkeypatch.setattr(S3Folder, "head", after_another)
-    with pytest.raises(TakenError, match="changed by another writer"):
+    with pytest.raises(TakenError, match="by another writer as soon as it was put"):
         bucket.put("name", b"mine", over=None)
-    assert bucket.get("name", most=99) == b"another's"
+    if leaves is not None:
+        assert bucket.get("name", most=99) == leaves
 
 
 @pytest.mark.usefixtures("quick")
