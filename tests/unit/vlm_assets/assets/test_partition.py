@@ -16,11 +16,16 @@ from vlm_durable.journal.journal_errors import JournalLossError
 SCHEMA = pa.schema([("property_id", pa.string()), ("ordinal", pa.int64()), ("status", pa.string())])
 
 
-def test_a_journal_that_was_put_back_beside_its_published_file_stops_no_start(tmp_path: Path) -> None:
+@pytest.fixture
+def partition(tmp_path: Path) -> Partition:
+    settings, fingerprint = load_settings(home=tmp_path), Fingerprint({"model": "m"})
+    return Partition(settings, "property_descriptions", "0-1", ("a", "b"), fingerprint)
+
+
+def test_a_journal_that_was_put_back_beside_its_published_file_stops_no_start(
+    partition: Partition, tmp_path: Path
+) -> None:
     """Its rows are published: an older copy of it is left for prune, with a sentence."""
-    partition = Partition(
-        load_settings(home=tmp_path), "property_descriptions", "0-1", ("a", "b"), Fingerprint({"model": "m"})
-    )
     directory = partition.paths.journal("g")
     with partition.open_journal("g", SCHEMA) as journal:
         journal.submit(pa.table([["a"], [0], ["ok"]], schema=SCHEMA))
@@ -37,11 +42,8 @@ def test_a_journal_that_was_put_back_beside_its_published_file_stops_no_start(tm
     assert directory.exists()
 
 
-def test_a_journal_that_lost_rows_beside_its_published_file_stops_no_start(tmp_path: Path) -> None:
+def test_a_journal_that_lost_rows_beside_its_published_file_stops_no_start(partition: Partition) -> None:
     """The published file has them: nobody has to accept a loss that is none."""
-    partition = Partition(
-        load_settings(home=tmp_path), "property_descriptions", "0-1", ("a", "b"), Fingerprint({"model": "m"})
-    )
     directory = partition.paths.journal("g")
     with partition.open_journal("g", SCHEMA) as journal:
         journal.submit(pa.table([["a"], [0], ["ok"]], schema=SCHEMA))
