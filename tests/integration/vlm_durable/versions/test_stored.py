@@ -327,11 +327,18 @@ def test_what_is_lost_twice_here_comes_from_the_store(machines, bucket):
     assert [path.read_bytes() for path in paths.quarantine.iterdir()] == [b"damaged"]
 
 
-def test_a_damaged_file_is_not_copied_to_the_store(machines, bucket):
+def test_a_damaged_file_is_not_copied_to_the_store(machines, bucket, monkeypatch):
     """What stands here is not what its record says: the store keeps no such bytes."""
     (a, at_a), _ = machines
     publish(a, "first")
     a.partition(KEY).published.write_bytes(b"damaged")
+    put = S3Folder.put
+
+    def no_damage(folder, name, content, **how):
+        assert content != b"damaged", name
+        return put(folder, name, content, **how)
+
+    monkeypatch.setattr(S3Folder, "put", no_damage)
     with pytest.raises(FileDamagedError, match="it was not copied"):
         at_a.push(KEY)
     assert bucket.head(NAMES[0]) is None
