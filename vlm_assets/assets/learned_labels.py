@@ -19,6 +19,7 @@ from vlm_assets.config.extensions import describing_model, installed
 from vlm_assets.config.settings import Settings, SettingsError
 from vlm_catalog.withdrawn_ids import WithdrawnIds, keyed_digest, read_withdrawn
 from vlm_durable.files.files import TEMPORARY_SUFFIX, make_directory, write_replacing
+from vlm_durable.files.lock_files import locked
 from vlm_durable.files.sealed_json import BrokenSealError, read_sealed, sealed
 from vlm_engine.model_source import ModelSource, exact_revision
 from vlm_engine.protocol import ModelLoadError
@@ -121,19 +122,22 @@ def keep_learned(settings: Settings, revision: str) -> None:
     """Keep whose labels the describing model learned. Raises OSError, SettingsError."""
     kept = _kept(settings, revision)
     for folder in () if kept.exists() else _describing_folder(settings):
-        if learned := _read_matching_labels(settings, folder, revision):
-            make_directory(kept.parent)
-            write_replacing(kept, learned.to_bytes())
+        # Under the lock it is read and kept: a withdrawal in between would miss what is not kept yet.
+        with locked(_lock(settings)):
+            if learned := _read_matching_labels(settings, folder, revision):
+                make_directory(kept.parent)
+                write_replacing(kept, learned.to_bytes())
 
 
 def forget_kept(settings: Settings, ids: Collection[str]) -> Iterator[str]:
     """Take properties out of all that this home keeps of describing models. Raises OSError, SettingsError."""
     folder = settings.state_directory / "learned"
-    for leftover in folder.glob(f".*{TEMPORARY_SUFFIX}"):
-        leftover.unlink(missing_ok=True)
-    for path in sorted(folder.glob("*.json")):
-        if forget_learned(path, ids):
-            yield f"Removed them from what a model learned in {path}."
+    with locked(_lock(settings)):
+        for leftover in folder.glob(f".*{TEMPORARY_SUFFIX}"):
+            leftover.unlink(missing_ok=True)
+        changed = [path for path in sorted(folder.glob("*.json")) if forget_learned(path, ids)]
+    for path in changed:
+        yield f"Removed them from what a model learned in {path}."
 
 
 def forget_learned(path: Path, ids: Collection[str]) -> bool:
@@ -151,6 +155,10 @@ def _digest(key: str, property_id: str) -> str:
 
 def _kept(settings: Settings, revision: str) -> Path:
     return settings.state_directory / "learned" / f"{digest_of(revision)}.json"
+
+
+def _lock(settings: Settings) -> Path:
+    return settings.state_directory / "learned.lock"
 
 
 def _read_matching_labels(settings: Settings, folder: Path, revision: str) -> LearnedLabels:
