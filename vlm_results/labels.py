@@ -28,11 +28,11 @@ from vlm_assets.services.progress import doing
 from vlm_catalog.catalog import Catalog
 from vlm_durable.commands import command
 from vlm_durable.files.layout import AssetFolders
-from vlm_durable.versions.published import PublishedPartitions
+from vlm_durable.versions.partition_files import NotPublishedError
 from vlm_durable.versions.versioned_object import PublishedError
 from vlm_engine.schema import same
 from vlm_results.confidence_statistics import Flags, Floats
-from vlm_results.published_table import answer_digest, field_confidences
+from vlm_results.published_table import answer_digest, field_confidences, read_recorded
 from vlm_results.results_settings import ResultsSettings
 
 _COLUMNS: Final = ("property_id", "ordinal", "status", "description", INPUTS, CONFIDENCE)
@@ -194,14 +194,12 @@ def _published_rows(asset: AssetFolders, catalog: Catalog, ids: Sequence[str]) -
     CommandError if one cannot be.
     """
     ordinals = catalog.ordinals_of(set(ids))
-    published = PublishedPartitions(asset)
     for catalog_range, group in groupby(ordinals, catalog.range_of):
+        doing("reading what was judged")
         try:
-            record = published.record(catalog_range.key)
-            if record is None:
-                continue
-            doing("reading what was judged")
-            table = published.read(catalog_range.key).to_table(list(_COLUMNS))
+            record, table = read_recorded(asset, catalog_range.key, _COLUMNS)
+        except NotPublishedError:
+            continue
         except (PublishedError, OSError, pa.ArrowException) as error:
             raise CommandError(
                 f"No promise was changed, for partition {catalog_range.key} has labels and cannot be read:"

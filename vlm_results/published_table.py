@@ -205,22 +205,30 @@ def read_sets(
 
 def _read_set(
     asset: AssetFolders, guarantee: Guarantee, key: str, columns: Sequence[str], ordinals: pa.Array | None
-) -> tuple[PublishedRecord | None, pa.Table]:
+) -> tuple[PublishedRecord, pa.Table]:
     """The rows of one set as they are shown, and the record of their file. Raises PublishedError."""
-    published = PublishedPartitions(asset)
     read = dict.fromkeys((*columns, *((CONFIDENCE,) if guarantee.targets else ())))
-    for _ in range(_ATTEMPTS):
-        file = published.read(key)
-        rows = file.to_table(list(read))
-        # The thresholds are those of these rows, not those of rows that were published before.
-        if not guarantee.targets or published.record(key) == file.record:
-            break
-    else:
-        raise _changes_all_the_time(key)
+    # The thresholds are those of these rows, not those of rows that were published before.
+    record, rows = read_recorded(asset, key, list(read))
     if ordinals is not None:
         rows = rows.filter(pc.is_in(rows["ordinal"], value_set=ordinals))
-    rows = shown_rows(rows, guarantee.thresholds_for(file.record))
-    return file.record, rows.select([name for name in rows.column_names if name in columns or name == RAW])
+    rows = shown_rows(rows, guarantee.thresholds_for(record))
+    return record, rows.select([name for name in rows.column_names if name in columns or name == RAW])
+
+
+def read_recorded(asset: AssetFolders, key: str, columns: Sequence[str]) -> tuple[PublishedRecord, pa.Table]:
+    """The rows of a partition's file, and the record of the version that they are of.
+
+    columns: those that the file has are read. Raises PublishedError, OSError, and CommandError where a run
+    publishes the partition again each time that it is read.
+    """
+    published = PublishedPartitions(asset)
+    for _ in range(_ATTEMPTS):
+        file = published.read(key)
+        rows = file.to_table(list(columns))
+        if file.record is not None and published.record(key) == file.record:
+            return file.record, rows
+    raise _changes_all_the_time(key)
 
 
 def read_described(settings: Settings, key: str, columns: Sequence[str]) -> DescribedRows:

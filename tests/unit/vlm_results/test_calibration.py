@@ -18,6 +18,7 @@ from vlm_assets.commands.main import app
 from vlm_assets.config.settings import SettingsError
 from vlm_assets.services.command_error import CommandError
 from vlm_durable.files.sealed_json import sealed
+from vlm_durable.versions.partition_rows import PartitionRows
 from vlm_engine.model_source import ModelSource, exact_revision
 from vlm_engine.schema import same
 from vlm_results import calibration, review_page
@@ -134,6 +135,23 @@ def test_a_truth_file_and_a_larger_model_teach_but_a_model_does_not_certify(tmp_
         assert {len(one.labels) for one in curves} == {len(ids)}
         judged = judged_of(dataset)
         assert len(certifying_labels(judged, "floors")) == certifying
+
+
+def test_a_label_is_of_what_made_the_answer_that_was_read(tmp_path, monkeypatch):
+    """A run that publishes while labels are read has none of its answers certify the model before it."""
+    dataset = sure_dataset(tmp_path, truth=tmp_path / "truth.jsonl")
+    dataset.write_truth(tmp_path / "truth.jsonl", ["p0"])
+    read, models = PartitionRows.to_table, ["other"]
+
+    def read_beside_a_run(rows, columns):
+        if models:
+            dataset.answer(dataset.keys[0], model=models.pop())
+        return read(rows, columns)
+
+    monkeypatch.setattr(PartitionRows, "to_table", read_beside_a_run)
+    (made_with,) = read_judged(dataset.settings, dataset.catalog)
+    published = dataset.descriptions.record(dataset.keys[0])
+    assert made_with == settings_digest(published.metadata["parts"])
 
 
 def test_labels_that_the_describing_model_learned_neither_teach_nor_certify(tmp_path):
