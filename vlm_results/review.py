@@ -352,8 +352,8 @@ def typed_fields(reviewed: Reviewed, fields: Mapping[str, Any]) -> dict[str, Any
 class TakenVerdicts:
     """Verdicts from elsewhere.
 
-    known: kept before, or on an answer that chance drew, whose verdict stays as it is. replaced: on answers
-    that are published no more.
+    known: kept before, or on a property that chance drew and whose verdict stays, as it is on an answer that
+    is published. replaced: on answers that are published no more.
     """
 
     kept: int
@@ -390,15 +390,13 @@ def take_verdicts(settings: Settings, catalog: Catalog, path: Path) -> TakenVerd
         part = {name: value for name, value in reviewed.description.items() if name not in open_fields}
         if not part:
             continue
-        reviewed = replace(reviewed, description=part)
+        judgeable = replace(reviewed, description=part)
         given = {name: value for name, value in line["description"].items() if name not in open_fields}
-        fields = typed_fields(reviewed, given)
-        corrections = {
-            name: fields[name] for name in fields if reviewed.description.get(name) != fields[name]
-        }
+        fields = typed_fields(judgeable, given)
+        corrections = {name: fields[name] for name in fields if part.get(name) != fields[name]}
         try:
             verdict = verdict_of(
-                reviewed,
+                judgeable,
                 right=sorted(fields.keys() - corrections),
                 wrong=sorted(corrections),
                 corrections=corrections,
@@ -406,7 +404,9 @@ def take_verdicts(settings: Settings, catalog: Catalog, path: Path) -> TakenVerd
         except VerdictError as error:
             raise CommandError(f"{path}, line {number}: {error}. Nothing was kept.") from error
         before = kept_before.get(verdict.property_id)
-        if before is not None and (before.judgement == verdict.judgement or before.outlasts(verdict)):
+        # The verdict that chance drew may certify with the answer of a set that this line leaves open.
+        on_all_sets = replace(verdict, answer=reviewed.digests)
+        if before is not None and (before.judgement == verdict.judgement or before.outlasts(on_all_sets)):
             already_kept += 1
         else:
             judged.append(verdict)

@@ -7,7 +7,8 @@ import pytest
 from tests.support.exports import exported_rows
 from vlm_assets.assets.truth import verdicts
 from vlm_results.export import Format, export
-from vlm_results.review import take_verdicts
+from vlm_results.labels import certifying_labels, read_judged
+from vlm_results.review import append_verdict, draw_sample, take_verdicts, verdict_of
 
 
 @pytest.fixture
@@ -43,6 +44,33 @@ def test_verdicts_on_other_answers_than_the_published_are_not_kept(dataset, answ
     assert (verdict.property_id, verdict.right, verdict.wrong) == ("p0", ("floors",), ("has_pool",))
     assert judged(*lines) == {"kept": 0, "known": 1, "replaced": 1}
     assert judged(line(answers, "p0", floors="2")) == {"kept": 1, "known": 0, "replaced": 0}
+
+
+def draw(dataset, name):
+    """A property of a random sample of all."""
+    sample = draw_sample(dataset.settings, dataset.catalog, count=9, seed=1, suspicious=False)
+    return next(reviewed for reviewed in sample if reviewed.property_id == name)
+
+
+def test_a_set_that_answers_anew_takes_no_label_of_another_set_out_of_the_random_sample(two_sets, tmp_path):
+    """Who chooses what to judge again does not choose which labels of the other set certify."""
+    settings, catalog, path = two_sets.settings, two_sets.catalog, tmp_path / "verdicts.jsonl"
+    drawn = verdict_of(draw(two_sets, "p0"), right=["floors", "wear"], wrong=[], corrections={})
+    append_verdict(settings.home, drawn)
+
+    def judge_described():
+        """A line on the descriptions' answer alone; whether it was kept, and how many labels certify."""
+        answer = draw(two_sets, "p1").answer
+        line = {"property_id": "p0", "answer": answer, "description": {"floors": 2}}
+        path.write_text(json.dumps(line))
+        kept = take_verdicts(settings, catalog, path).kept
+        labels = read_judged(settings, catalog).values()
+        return kept, sum(len(certifying_labels(of_settings, "wear")) for of_settings in labels)
+
+    two_sets.describe(two_sets.keys[0], settings="other")
+    assert judge_described() == (0, 1)
+    two_sets.answer_further(two_sets.keys[0], settings="other")
+    assert judge_described() == (1, 0), "nothing that chance drew is published any more"
 
 
 @pytest.mark.parametrize("wrong", [{"description": {"garden": "x"}}, {"description": None}, {"answer": 1}])
