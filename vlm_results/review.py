@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vlm_assets.assets.partition import CONFIDENCE, INPUTS, OK
-from vlm_assets.assets.truth import REVIEWS, FieldVerdict, verdicts
+from vlm_assets.assets.truth import REVIEWS, FieldVerdict, drawn_by_chance, verdicts
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.intervals import Share, weighted_share
@@ -178,16 +178,15 @@ def _why_unsure(name: str, confidence: float) -> str:
 def _drawable(settings: Settings, catalog: Catalog, tables: Iterable[pa.Table]) -> pa.Table:
     """Those of the described rows that chance never drew. Raises CommandError, TruthError, OSError.
 
-    What it drew stays out though it was described anew: a model may have learned from its verdict. What was
-    chosen otherwise may be drawn: such properties are wrong more often, and the others alone would look too
-    good.
+    What it drew stays out though it was described anew, and judged anew from a file: a model may have learned
+    from its first verdict. What was chosen otherwise may be drawn: such properties are wrong more often, and
+    the others alone would look too good.
     """
     described = list(tables)
     if not described:
         raise CommandError(f"No description is published yet: {command('run')}.")
-    by_chance = [name for name, verdict in verdicts(settings.home).items() if verdict.by_chance]
     rows = pa.concat_tables(described).filter(pc.field("status") == OK)
-    before = pa.array(catalog.ordinals_of(by_chance), pa.int64())
+    before = pa.array(catalog.ordinals_of(drawn_by_chance(settings.home)), pa.int64())
     left = rows.filter(pc.invert(pc.is_in(rows["ordinal"], value_set=before)))
     if rows.num_rows and not left.num_rows:
         raise CommandError(

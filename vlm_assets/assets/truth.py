@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -178,10 +178,27 @@ def verdicts(home: Path) -> dict[str, FieldVerdict]:
     They are in the order in which chance drew them: looks take the first. Raises TruthError,
     FormatVersionError, OSError.
     """
+    verdicts: dict[str, FieldVerdict] = {}
+    for verdict in _all_verdicts(home):
+        earlier = verdicts.get(verdict.property_id)
+        if earlier is not None and earlier.outlasts(verdict):
+            continue
+        if earlier is not None and not earlier.by_chance:
+            del verdicts[verdict.property_id]  # A later place: the labels before keep theirs.
+        verdicts[verdict.property_id] = verdict
+    return verdicts
+
+
+def drawn_by_chance(home: Path) -> set[str]:
+    """The properties that chance drew for any of their verdicts. Raises what ``verdicts`` raises."""
+    return {verdict.property_id for verdict in _all_verdicts(home) if verdict.by_chance}
+
+
+def _all_verdicts(home: Path) -> Iterator[FieldVerdict]:
+    """Every verdict of the file, in its order. Raises what ``verdicts`` raises."""
     path = home / REVIEWS
     if not path.exists():
-        return {}
-    verdicts: dict[str, FieldVerdict] = {}
+        return
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):
@@ -205,10 +222,4 @@ def verdicts(home: Path) -> dict[str, FieldVerdict]:
                     f"{path}: line {number} does not read ({error}). Put it right or take it out: the other"
                     " lines are not lost."
                 ) from error
-            earlier = verdicts.get(verdict.property_id)
-            if earlier is not None and earlier.outlasts(verdict):
-                continue
-            if earlier is not None and not earlier.by_chance:
-                del verdicts[verdict.property_id]  # A later place: the labels before keep theirs.
-            verdicts[verdict.property_id] = verdict
-    return verdicts
+            yield verdict

@@ -60,7 +60,7 @@ def test_a_set_that_answers_anew_takes_no_label_of_another_set_out_of_the_random
 
     def judge_described():
         """A line on the descriptions' answer alone; whether it was kept, and how many labels certify."""
-        answer = draw(two_sets, "p1").answer
+        answer = draw(two_sets, "p1").answer  # All answers of these rows are alike.
         line = {"property_id": "p0", "answer": answer, "description": {"floors": 2}}
         path.write_text(json.dumps(line))
         kept = take_verdicts(settings, catalog, path).kept
@@ -71,6 +71,18 @@ def test_a_set_that_answers_anew_takes_no_label_of_another_set_out_of_the_random
     assert judge_described() == (0, 1)
     two_sets.answer_further(two_sets.keys[0], settings="other")
     assert judge_described() == (1, 0), "nothing that chance drew is published any more"
+
+
+def test_what_chance_drew_is_not_drawn_again_though_a_file_judged_its_new_answer(dataset, judged):
+    """A model may have learned from the first verdict: a second one that certifies would flatter it."""
+    drawn = draw(dataset, "p0")
+    append_verdict(dataset.settings.home, verdict_of(drawn, right=["floors"], wrong=[], corrections={}))
+    dataset.describe(dataset.keys[0], settings="other")
+    answer = draw(dataset, "p1").answer  # All answers of these rows are alike.
+    line = {"property_id": "p0", "answer": answer, "description": {"floors": 2}}
+    assert judged(line) == {"kept": 1, "known": 0, "replaced": 0}
+    sample = draw_sample(dataset.settings, dataset.catalog, count=9, seed=2, suspicious=False)
+    assert "p0" not in {reviewed.property_id for reviewed in sample}
 
 
 @pytest.mark.parametrize("wrong", [{"description": {"garden": "x"}}, {"description": None}, {"answer": 1}])
