@@ -154,7 +154,10 @@ class Launch:
 
 @dataclass(frozen=True)
 class TickResult:
-    """The outcome of a tick: the runs to launch, and a sentence for the page. is_void: repeat the tick."""
+    """The outcome of a tick: the runs to launch, and a sentence for the page.
+
+    is_void: nothing was decided, and a person's request for the tick stands.
+    """
 
     launches: tuple[Launch, ...]
     sentence: str
@@ -197,11 +200,12 @@ class FailedPartitions:
         """
         pause = pause_of(self.state)
         if pause is not None:
-            return TickResult((), f"Nothing is started: {pause.sentence()}.")
+            return TickResult((), f"Nothing is started: {pause.sentence()}.", is_void=True)
         no_device = self._no_device()
         if no_device is not None:
             # Each run would wait for a device, and end.
-            return TickResult((), f"Nothing is started, because every device is left out. {no_device}")
+            sentence = f"Nothing is started, because every device is left out. {no_device}"
+            return TickResult((), sentence, is_void=True)
         # The schedule and the sensor of the button tick in threads of one process.
         with self._guard:
             return _Tick(self, dagster, tick, at_once, now).run()
@@ -337,6 +341,9 @@ class _Tick:
         decision = decide(entry, facts, self.owner.policy, now=self.now, at_once=self.at_once)
         decision = replace(decision, entry=self._with_person_alert(decision.entry, left))
         if decision.action is Action.LAUNCH:
+            if self.at_once:
+                # If the cap leaves no room now, the next ticks launch it: they must not find it given up.
+                self.entries[key] = self._with_why(decision.entry)
             return decision
         self._carry_out(decision)
         return None

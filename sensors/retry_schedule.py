@@ -83,8 +83,10 @@ def answer_button(
         situation.dagster, tick=request.run_id, now=situation.now, at_once=request.at_once
     )
     requests = [run_request(situation.dagster, launch, run_config) for launch in tick_result.launches]
-    if not tick_result.is_void:
-        forget_request(failed_partitions.state, request)
+    if tick_result.is_void:
+        # Nothing for the log: it would be a file of its own every five seconds of a pause.
+        return Decided(tick_result.sentence)
+    forget_request(failed_partitions.state, request)
     log_lines = [tick_result.sentence, *sentences(tick_result.launches)]
     return Decided(tick_result.sentence, requests=requests, logged=log_lines)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from faults.mutations.mutant import Mutant
 
 _RETRY = "sensors/retry_decision.py"
+_FAILED = "sensors/failed_partitions.py"
 _JUDGE = "sensors/progress_judge.py"
 _END = "sensors/run_end.py"
 _SEARCH = "vlm_results/search.py"
@@ -73,6 +74,7 @@ _MATERIALIZATION = "tests/integration/vlm_assets/assets/test_materialize.py::tes
 
 TESTS = {
     _RETRY: ["tests/unit/sensors/test_retry_decision.py"],
+    _FAILED: ["tests/unit/sensors/test_failed_partitions.py"],
     _JUDGE: ["tests/unit/sensors/test_progress_judge.py"],
     _END: ["tests/unit/sensors/test_run_end.py"],
     _SEARCH: ["tests/unit/vlm_results/test_search.py"],
@@ -245,6 +247,9 @@ MUTANTS = (
     Mutant(_RETRY, "facts.for_person is not None and not at_once", "False", "what a new start would repeat is left to a person"),
     Mutant(_RETRY, "abs(now - (run.ended_at or now)) < _DAGSTER_SECONDS", "True", "a run that Dagster never retries is not left to it"),
     Mutant(_RETRY, "attempts=0, given_up=False, not_before=0.0", "attempts=0, not_before=0.0", "a person's button takes it up again"),
+    Mutant(_FAILED, "                self.entries[key] = self._with_why(decision.entry)\n            return decision\n", "                pass\n            return decision\n",
+           "what a person's button has no room for is tried later"),
+    Mutant(_FAILED, "pause.sentence()}.\", is_void=True)", "pause.sentence()}.\")", "a person's button that is pressed in a pause is answered after it"),
     Mutant(_JUDGE, "        if not reading.is_paced:\n", "        if False:\n", "what loads has its own time"),
     Mutant(_JUDGE, "        if not reading.learned_seconds:\n            return self.most\n", "", "who has no rhythm yet has the longest time"),
     Mutant(_JUDGE, "max(self.learned_times * reading.learned_seconds, self.least)", "self.learned_times * reading.learned_seconds",

@@ -179,7 +179,7 @@ def test_two_looks_at_once_launch_a_partition_once_and_leave_no_wish_unanswered(
     request_tick(state, wish)
     at = Situation(DagsterFacts(orchestrator.instance), time.time() + HOUR)
     void = answer_button(orchestrator.failed_partitions, lambda key, assets, before: ({}, False), at)
-    assert (void.requests, "Another look was under way" in void.sentence) == ([], True)
+    assert (void.requests, "Another look was under way" in void.sentence) == ((), True)
     assert [one.key for one in launched] == ["a"]
     assert pending_request(state) == wish
     answer_button(orchestrator.failed_partitions, lambda key, assets, before: ({}, False), at)
@@ -357,16 +357,45 @@ def test_a_tick_launches_and_says_why_not(home, arrange, launched, words):
     assert ticked.sentence.removeprefix("Nothing to try again now: ").startswith(words), ticked.sentence
 
 
+def presses(home):
+    """A person has pressed the button, and its sensor ticks. Gives what the tick decides."""
+    state = open_state(home.state)
+    if pending_request(state) is None:
+        request_tick(state, TickRequest("pressed", at_once=True))
+    return answer_button(home.failed_partitions, lambda *_: ({}, False), Situation(home.dagster, home.now))
+
+
 def test_a_button_starts_nothing_either_where_there_is_no_device_and_nothing_is_lost(home):
-    """What was to be tried again is tried when a device is back, or the pause ends."""
-    fails(home)
+    """The request stands until a device is back and the pause ends; meanwhile no tick writes a log."""
+    fails(home, seconds=1)
     does(home, no_device=LEFT_OUT)
-    assert not home.look(at_once=True).launches
+    answer = presses(home)
+    assert (answer.requests, answer.logged, LEFT_OUT in answer.sentence) == ((), (), True)
     does(home, no_device=None)
-    pause(open_state(home.state), "the machine is moved", now=home.now)
-    assert "because the machine is moved" in home.look(at_once=True).sentence
-    resume(open_state(home.state))
-    assert home.tick() == ["a"]
+    state = open_state(home.state)
+    pause(state, "the machine is moved", now=home.now)
+    assert "because the machine is moved" in presses(home).sentence
+    resume(state)
+    assert pending_request(state) is not None
+    assert [request.partition_key for request in presses(home).requests] == ["a"]
+    assert pending_request(state) is None
+
+
+def test_the_button_tries_all_that_was_given_up_however_many(home):
+    """The next ticks launch what the cap leaves no room for at once, and no alert stays open."""
+    home.behaviour.of_key = dict.fromkeys("abcdef", "fail")
+    for key in "abcdef":
+        home.materialize(key)
+    for _ in range(40):
+        home.clock.now += 12 * HOUR
+        home.tick()
+    assert home.told == [("partition_given_up", key) for key in "abcdef"]
+    home.behaviour.of_key.clear()
+    launched = home.tick(at_once=True)
+    assert len(launched) == home.cap == 3
+    for _ in range(2):
+        launched += home.tick()
+    assert (sorted(launched), home.told) == (list("abcdef"), [])
 
 
 def test_nothing_is_decided_while_committed_rows_cannot_be_counted(home):
