@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from resources.alerts.alert import storable_text
 from resources.dagster_names import NEVER_STARTED
 from sensors.dagster_internals.runs import InstanceRuns, RunState
 from sensors.retry_decision import ATTEMPTS
@@ -68,7 +69,8 @@ def why_ended(dagster: InstanceRuns, run: RunState) -> str:
     if run.interrupted_by == NEVER_STARTED:
         return "the machine was too busy to start its run: no failure of the partition, and no attempt"
     error = dagster.error_of(run.run_id) or f"run {run.run_id[:8]} ended without a word"
-    return _shortened(" ".join(error.split())).rstrip(".")
+    # It may quote a file's name or a model server's answer, and the ledger keeps it.
+    return storable_text(_shortened(" ".join(error.split())).rstrip("."))
 
 
 def _shortened(text: str) -> str:

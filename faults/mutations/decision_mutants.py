@@ -10,6 +10,7 @@ from faults.mutations.mutant import Mutant
 
 _RETRY = "sensors/retry_decision.py"
 _FAILED = "sensors/failed_partitions.py"
+_OUTLOOK = "sensors/outlook.py"
 _JUDGE = "sensors/progress_judge.py"
 _END = "sensors/run_end.py"
 _SEARCH = "vlm_results/search.py"
@@ -75,6 +76,7 @@ _MATERIALIZATION = "tests/integration/vlm_assets/assets/test_materialize.py::tes
 TESTS = {
     _RETRY: ["tests/unit/sensors/test_retry_decision.py"],
     _FAILED: ["tests/unit/sensors/test_failed_partitions.py"],
+    _OUTLOOK: ["tests/unit/sensors/test_outlook.py"],
     _JUDGE: ["tests/unit/sensors/test_progress_judge.py"],
     _END: ["tests/unit/sensors/test_run_end.py"],
     _SEARCH: ["tests/unit/vlm_results/test_search.py"],
@@ -250,6 +252,8 @@ MUTANTS = (
     Mutant(_FAILED, "                self.entries[key] = self._with_why(decision.entry)\n            return decision\n", "                pass\n            return decision\n",
            "what a person's button has no room for is tried later"),
     Mutant(_FAILED, "pause.sentence()}.\", is_void=True)", "pause.sentence()}.\")", "a person's button that is pressed in a pause is answered after it"),
+    Mutant(_OUTLOOK, 'storable_text(_shortened(" ".join(error.split())).rstrip("."))', '_shortened(" ".join(error.split())).rstrip(".")',
+           "an error that no database can hold stops no retry"),
     Mutant(_JUDGE, "        if not reading.is_paced:\n", "        if False:\n", "what loads has its own time"),
     Mutant(_JUDGE, "        if not reading.learned_seconds:\n            return self.most\n", "", "who has no rhythm yet has the longest time"),
     Mutant(_JUDGE, "max(self.learned_times * reading.learned_seconds, self.least)", "self.learned_times * reading.learned_seconds",

@@ -2,6 +2,8 @@
 
 import time
 
+import pytest
+
 from resources.dagster_names import NEEDS_PERSON
 from sensors.dagster_internals.runs import GOES_ON_WITH, LAUNCHED_BY, RETRY
 from sensors.outlook import outlooks
@@ -50,6 +52,17 @@ def test_a_long_error_ends_with_a_whole_sentence(orchestrator):
     assert whys["a"].startswith("No row is good. See more. ") and whys["a"].endswith("See more …")
     assert whys["b"].endswith("endless …") and "`" not in whys["c"]
     assert max(map(len, whys.values())) <= 602
+
+
+@pytest.mark.parametrize(("odd", "stored"), [("\udce9", "\\udce9"), ("\0", "\\x00")])
+def test_an_error_that_no_database_can_hold_stops_no_retry(orchestrator, odd, stored):
+    """Half of a pair, or a zero character: the schedule goes on with this partition and all others."""
+    for key, error in (("a", f"404: no model caf{odd}."), ("b", "It failed.")):
+        orchestrator.ends(orchestrator.created(key), error)
+    orchestrator.tick()
+    assert orchestrator.ledger["a"].why == f"404: no model caf{stored}"
+    orchestrator.ahead += 3600.0
+    assert orchestrator.tick() == ["b", "a"]
 
 
 def test_the_ledger_says_what_a_run_died_of_from_its_first_failure_on(orchestrator):
