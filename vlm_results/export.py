@@ -15,7 +15,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
@@ -27,7 +26,6 @@ from vlm_assets.config.settings import Settings
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.progress import doing
 from vlm_catalog.catalog import Catalog
-from vlm_catalog.ranges import PropertyRange
 from vlm_durable.commands import command, given_command
 from vlm_durable.files.files import (
     TEMPORARY_SUFFIX,
@@ -45,10 +43,10 @@ from vlm_durable.versions.partition_files import PublishedRecord
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_durable.wording import counted
 from vlm_results.exported_images import FOLDER, ExportedImages, Images, ShardImages, huggingface_features
-from vlm_results.exported_rows import ExportedRows, in_order
+from vlm_results.exported_rows import ChosenRows, ExportedRows, in_order
 from vlm_results.guarantee import Guarantee, as_json
 from vlm_results.joined_rows import SETS, further_records, lacking_sentences
-from vlm_results.published_table import Mask, Where, lacking_rows, matching_rows, published_records
+from vlm_results.published_table import Where, lacking_rows, published_records
 
 
 class Format(StrEnum):
@@ -111,13 +109,12 @@ class _Task:
 class ExportOptions:
     """Which rows an export has, and how they are written.
 
-    mask: the rows; None: all that are published. where: the condition that the mask was made from. raw_cells:
-    write texts into a CSV as they are, though a spreadsheet would compute some of them. images,
-    image_base_url: see ``exported_images.py``.
+    where: the condition for which rows; None: all that are published. raw_cells: write texts into a CSV as
+    they are, though a spreadsheet would compute some of them. images, image_base_url: see
+    ``exported_images.py``.
     """
 
     where: str | None = None
-    mask: Mask | None = None
     raw_cells: bool = False
     images: Images = Images.link
     image_base_url: str | None = None
@@ -133,7 +130,7 @@ def export(
 
     Raises CommandError, PublishedError, StoreAwayError, OSError.
     """
-    images, mask = options.images, options.mask
+    images = options.images
     if images is Images.embed and format_ is Format.csv:
         raise CommandError(
             f"A cell of a CSV holds no image: {given_command('--images', 'copy')}, or"
@@ -152,11 +149,11 @@ def export(
         **_asked_images(images, options.image_base_url),
     }
     doing("looking at what is published")
+    chosen = None
     rows = {key: record.rows for key, record in records.items()}
-    if mask is not None:
-        for key in records:
-            bounds = PropertyRange.from_key(key)
-            rows[key] = int(np.count_nonzero(mask[bounds.start : bounds.stop]))
+    if options.where is not None:
+        chosen = ChosenRows.by_condition(settings, catalog, records, options.where)
+        rows = {key: chosen.count(key) for key in records}
         records = {key: record for key, record in records.items() if rows[key]}
     embedded = published_records(settings.embeddings, catalog)
     exported_rows = ExportedRows(
@@ -164,7 +161,7 @@ def export(
         catalog,
         exported_images,
         Guarantee.read(settings),
-        mask=mask,
+        chosen=chosen,
         width=_width(settings, embedded),
     )
     task = _Task(folder, format_, exported_rows, options.raw_cells, embedded)
@@ -582,8 +579,7 @@ def export_command(
         return
     if not isinstance(folder, Path):
         raise CommandError(f"An export is a folder on disk: export into one, and copy it to {folder}.")
-    mask = None if where is None else matching_rows(current, catalog, where)
-    options = ExportOptions(where, mask, raw_cells, images, image_base_url)
+    options = ExportOptions(where, raw_cells, images, image_base_url)
     exported = export(current, catalog, folder, format_, options)
     if as_json:
         say_as_json(asdict(exported))

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,8 +23,16 @@ from vlm_durable.versions.partition_files import PublishedRecord
 from vlm_engine.schema import confidence_type, description_text
 from vlm_results.exported_images import ExportedImages
 from vlm_results.guarantee import RAW, Guarantee
-from vlm_results.joined_rows import SETS, columns_of, further_sets, joined, set_facts
-from vlm_results.published_table import DescribedRows, Mask, answer_digest, read_described
+from vlm_results.joined_rows import (
+    SETS,
+    columns_of,
+    further_records,
+    further_sets,
+    joined,
+    set_facts,
+    shown_version,
+)
+from vlm_results.published_table import DescribedRows, Mask, answer_digest, matching_rows, read_described
 
 _COLUMNS: Final = (
     "property_id", "ordinal", "status", "description", CONFIDENCE, "error_kind", "error", "model",
@@ -47,14 +56,61 @@ _EXPORTED: Final = (
 
 
 @dataclass(frozen=True)
+class ChosenRows:
+    """The rows for which a condition held.
+
+    versions: of each partition, what its shown rows were made from before the condition was looked at.
+    """
+
+    mask: Mask
+    versions: Mapping[str, str]
+
+    @classmethod
+    def by_condition(
+        cls, settings: Settings, catalog: Catalog, records: Mapping[str, PublishedRecord], where: str
+    ) -> Self:
+        """Look for which rows it holds. records: of the descriptions. Raises CommandError, PublishedError."""
+        guarantee = Guarantee.read(settings)
+        versions = {
+            key: shown_version(settings, guarantee, record, further_records(settings, key))
+            for key, record in records.items()
+        }
+        return cls(matching_rows(settings, catalog, where), versions)
+
+    def count(self, key: str) -> int:
+        """How many rows of a partition were chosen."""
+        return int(self._mask_of(key).sum())
+
+    def digest(self, key: str) -> str:
+        """A digest of which rows of a partition were chosen."""
+        return hashlib.sha256(self._mask_of(key).tobytes()).hexdigest()
+
+    def _mask_of(self, key: str) -> Mask:
+        bounds = PropertyRange.from_key(key)
+        return self.mask[bounds.start : bounds.stop]
+
+    def refuse_others(self, settings: Settings, key: str, read: DescribedRows) -> None:
+        """Raise CommandError where the rows that were read are not those that the condition looked at."""
+        now = shown_version(settings, Guarantee.read(settings), read.described, read.further_records)
+        if now != self.versions[key]:
+            raise CommandError(
+                f"Partition {key} changed after --where was looked at: which of its rows to export is not"
+                " known. Nothing is lost. Do it again: the files that are written stay."
+            )
+
+
+@dataclass(frozen=True)
 class ExportedRows:
-    """What the rows of partitions are made from. width: of the vectors; None: each partition has its own."""
+    """What the rows of partitions are made from.
+
+    chosen: those of a condition; None: all. width: of the vectors; None: each partition has its own.
+    """
 
     settings: Settings
     catalog: Catalog
     images: ExportedImages
     guarantee: Guarantee
-    mask: Mask | None = None
+    chosen: ChosenRows | None = None
     width: int | None = None
 
     def sources(
@@ -64,7 +120,7 @@ class ExportedRows:
         embedded: PublishedRecord | None,
         further: Mapping[str, PublishedRecord],
     ) -> dict[str, object]:
-        """What the rows of a partition come from: digests, and where the images are.
+        """What the rows of a partition come from: digests, and where the images are; and which were chosen.
 
         further: of the further question sets that have published it, by their names.
         """
@@ -76,6 +132,8 @@ class ExportedRows:
             sets[asked.name] += " ".join(asked.fills)
         return {
             **({"guarantee": shown} if shown else {}),
+            # A condition may look at other partitions: it chooses others of the same rows.
+            **({"chosen": self.chosen.digest(key)} if self.chosen is not None else {}),
             **({"sets": {name: digest_of(made_of) for name, made_of in sets.items()}} if sets else {}),
             "listed": self.catalog.slice_digest(PropertyRange.from_key(key)),
             "described": described.sha256,
@@ -90,8 +148,9 @@ class ExportedRows:
         """
         read = read_described(self.settings, key, _COLUMNS)
         rows, vectors, further = read.rows, read.vectors, read.further
-        if self.mask is not None:
-            chosen = pa.array(self.mask[rows["ordinal"].to_numpy()])
+        if self.chosen is not None:
+            self.chosen.refuse_others(self.settings, key, read)
+            chosen = pa.array(self.chosen.mask[rows["ordinal"].to_numpy()])
             rows = rows.filter(chosen)
             further = tuple(replace(of_set, rows=of_set.rows.filter(chosen)) for of_set in further)
         sure = confidence_type(rows.schema.field("description").type)

@@ -7,7 +7,6 @@ import json
 import os
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -22,6 +21,7 @@ from vlm_catalog.ingest import ingest
 from vlm_durable.files.lock_files import acquire_lock
 from vlm_durable.files.sealed_json import read_sealed, write_sealed
 from vlm_results import export as export_module
+from vlm_results import exported_rows as exported_rows_module
 from vlm_results import published_table
 from vlm_results.export import ExportOptions, Format, export
 from vlm_results.exported_rows import ExportedRows
@@ -162,8 +162,7 @@ def test_each_row_gets_its_own_vector_whatever_order_they_lie_in(dataset, tmp_pa
     """Vectors are joined to rows by what they are of, also where one has none and a condition chooses."""
     dataset.embed(dataset.keys[0], lambda rows: rows[::-1])
     dataset.embed(dataset.keys[2], lambda rows: rows[1:])
-    mask = np.isin(np.arange(9), (0, 2, 4, 6, 7))
-    options = ExportOptions(where="chosen", mask=mask)
+    options = ExportOptions(where="ordinal IN (0, 2, 4, 6, 7)")
     found = export(dataset.settings, dataset.catalog, tmp_path / "out", Format.jsonl, options)
     vectors = {name: row["embedding"] for name, row in exported_rows(tmp_path / "out").items()}
     assert vectors == {"p0": [1, 0], "p2": [1, 2], "p4": None, "p6": None, "p7": [1, 7]}
@@ -194,13 +193,58 @@ def test_a_shard_that_is_not_what_was_written_ends_the_export(dataset, tmp_path,
         assert content(folder)["SHA256SUMS"].count(b"\n") == 3
 
 
-def test_fewer_rows_than_were_chosen_end_the_export(dataset, tmp_path):
-    """A published file without one of its rows is a case for the audit, and no complete export."""
-    dataset.describe(dataset.keys[1], lambda rows: rows[:-1])
-    options = ExportOptions(where="1 = 1", mask=np.ones(9, dtype=bool))
-    with pytest.raises(CommandError, match="8 rows were written and 9 should be: `vlm-assets audit`"):
+def test_more_rows_than_were_chosen_end_the_export(dataset, tmp_path):
+    """A published file that has one of its rows twice is a case for the audit, and no complete export."""
+    dataset.describe(dataset.keys[1], lambda rows: [*rows, rows[0]])
+    options = ExportOptions(where="1 = 1")
+    with pytest.raises(CommandError, match="10 rows were written and 9 should be: `vlm-assets audit`"):
         export(dataset.settings, dataset.catalog, tmp_path / "out", Format.jsonl, options)
     assert "export.json" not in content(tmp_path / "out")
+
+
+def floors(**of_property):
+    """Rows in which these properties have so many floors, and all others two."""
+    return lambda rows: [
+        {**row, "description": {"floors": of_property.get(row["property_id"], 2), "has_pool": False}}
+        for row in rows
+    ]
+
+
+@pytest.mark.parametrize("is_further", [False, True])
+def test_a_partition_that_is_published_beside_a_condition_is_chosen_from_anew(
+    two_sets, tmp_path, monkeypatch, is_further
+):
+    """No row goes out for what a condition saw of the answer that a run has replaced since."""
+    dataset, key, look, masks = two_sets, two_sets.keys[0], exported_rows_module.matching_rows, []
+
+    def look_before_a_run_publishes(*arguments):
+        masks.append(look(*arguments))
+        if len(masks) == 1 and is_further:
+            new = {"wear": "new", "needs_paint": False}
+            dataset.answer_further(key, lambda rows: [{**rows[0], "description": new}, *rows[1:]])
+        elif len(masks) == 1:
+            dataset.describe(key, floors(p0=9))
+        return masks[-1]
+
+    monkeypatch.setattr(exported_rows_module, "matching_rows", look_before_a_run_publishes)
+    options = ExportOptions(where="floors = 2 AND wear LIKE 'worn%'")
+    asked = dataset.settings, dataset.catalog, tmp_path / "out", Format.jsonl, options
+    with pytest.raises(CommandError, match=rf"Partition {key} changed after --where was looked at"):
+        export(*asked)
+    assert "export.json" not in content(tmp_path / "out")
+    assert export(*asked).rows == 4
+    assert exported_rows(tmp_path / "out").keys() == {"p1", "p2", "p3", "p5"}
+
+
+def test_a_condition_that_chooses_other_rows_of_the_same_file_writes_its_shard_anew(dataset, tmp_path):
+    """A condition may look at all rows: a partition that no run touched can have other rows to export."""
+    options = ExportOptions(where="floors >= (SELECT avg(floors) FROM properties)")
+    asked = dataset.settings, dataset.catalog, tmp_path / "out", Format.jsonl, options
+    dataset.describe(dataset.keys[0], floors(p0=1, p1=2, p2=3))
+    assert export(*asked).rows == 7
+    dataset.describe(dataset.keys[1], floors(p3=3, p4=3, p5=3))
+    assert export(*asked).rows == 4
+    assert exported_rows(tmp_path / "out").keys() == {"p2", "p3", "p4", "p5"}
 
 
 def test_no_cell_of_a_csv_is_a_formula(dataset, tmp_path):
