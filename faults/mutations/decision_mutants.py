@@ -93,10 +93,16 @@ TESTS = {
         )
     ],
     _ROWS: [
-        "tests/unit/vlm_results/test_export.py::test_each_row_gets_its_own_vector_whatever_order_they_lie_in"
+        f"tests/unit/vlm_results/test_export.py::test_{name}"
+        for name in (
+            "each_row_gets_its_own_vector_whatever_order_they_lie_in",
+            "a_partition_that_is_published_beside_a_condition_is_chosen_from_anew",
+            "a_condition_that_chooses_other_rows_of_the_same_file_writes_its_shard_anew",
+        )
     ],
     _TABLE: [
-        "tests/unit/vlm_results/test_export.py::test_a_vector_is_given_on_with_the_text_that_it_was_made_from_alone"
+        "tests/unit/vlm_results/test_export.py::test_a_vector_is_given_on_with_the_text_that_it_was_made_from_alone",
+        "tests/unit/vlm_results/test_calibration.py::test_a_label_is_of_what_made_the_answer_that_was_read",
     ],
     _JOINED: ["tests/unit/vlm_results/test_joined_rows.py", "tests/unit/vlm_results/test_filled_fields.py"],
     _DESCRIBED: [
@@ -311,6 +317,7 @@ MUTANTS = (
     Mutant(_SEARCH, "np.argpartition(-scores,", "np.argpartition(scores,", "the nearest of a block are kept"),
     Mutant(_TABLE, "if vectors_record is not None and not are_vectors_of(vectors_record, record):", "if False:",
            "a vector of another text is not given on"),
+    Mutant(_TABLE, "published.record(key) == file.record:", "True:", "a label counts for the model that gave its answer"),
     Mutant(_JOINED, 'RAW if _has(of_set.rows, RAW) else "description"', '"description"', "a withheld answer lets no worse one through"),
     Mutant(_FILLED, "above), fillers, first)", "above), list(fillers)[::-1], first)", "the last set that fills a field gives its answer"),
     Mutant(_JOINED, "pc.if_else(is_same, at, pa.scalar(None, at.type))", "at", "a row under another id is not joined"),
@@ -327,12 +334,18 @@ MUTANTS = (
     Mutant(_ROWS, 'positions = pc.index_in(rows["ordinal"], value_set=vectors["ordinal"].combine_chunks())',
            "positions = pa.chunked_array([pa.array(range(rows.num_rows))])", "each row gets its own vector"),
     Mutant(_ROWS, "rows = rows.filter(chosen)", "pass", "only chosen rows are exported"),
+    Mutant(_ROWS, "        if now != self.versions[key]:\n", "        if False:\n", "an exported row is the one that the condition saw"),
+    Mutant(_ROWS, "if self.chosen is not None else {}),", "if False else {}),", "a shard of other chosen rows is written anew"),
     Mutant(_EXPORT, "elif pa.types.is_string(field.type) and not raw_cells:", "elif False:", "a cell of a CSV is no formula"),
     Mutant(_EXPORT, " and task.rows.images.holds(_key_of(name), note)", "", "an export has each copy of an image, and no other"),
     Mutant(_EXPORT, ' and not task.rows.images.readable(note["unread"])', "", "an image that is back is exported"),
     Mutant(_EXPORT, "            task.rows.images.remove(key)\n", "            pass\n", "copies of what is exported no more are removed"),
     Mutant(_REVIEW, "if digest not in named}", "if False}", "a verdict is of the answer that was judged"),
     Mutant(_REVIEW, "before.judgement == verdict.judgement", "False", "a verdict is not taken twice"),
+    Mutant(_REVIEW, "before.outlasts(on_all_sets)", "before.outlasts(verdict)", "no verdict replaces one that chance drew and that counts"),
+    Mutant(_REVIEW, "catalog.ordinals_of(drawn_by_chance(settings.home))",
+           "catalog.ordinals_of([name for name, verdict in verdicts(settings.home).items() if verdict.by_chance])",
+           "what chance drew is not drawn again"),
     Mutant(_DESCRIBED, "    return are_vectors_of(embedded, described)\n", "    return True\n", "the table has no vectors of other texts"),
     Mutant(_DESCRIBED, "expires_all=withdraws,", "expires_all=False,", "a table forgets a withdrawn property with its snapshots"),
     Mutant(_DESCRIBED, '"write.metadata.metrics.default": "none"', '"write.metadata.metrics.default": "full"',
