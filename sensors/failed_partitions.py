@@ -37,10 +37,12 @@ from sensors.retry_ledger import (
     Request,
     given_up,
     interrupted_again,
+    left_stale,
     left_to_person,
     note_done_again,
     subject,
     told_person,
+    told_stale,
 )
 from vlm_durable.state.database import ControlState
 from vlm_durable.state.pause import pause_of
@@ -433,6 +435,7 @@ class _Tick:
                     continue
                 if self._is_for_a_person(key, candidate):
                     self.counts["made under other settings, left to a person"] += 1
+                    self._alert_of_stale(entry, candidate)
                     continue
                 rows = self._rows(key)
                 if rows is None:
@@ -460,6 +463,14 @@ class _Tick:
         run = candidate.latest_run
         before = self.dagster.run_config(run.run_id) if run is not None else None
         return before is None or not self.watched.decides_on_stale(asset, before[0])
+
+    def _alert_of_stale(self, entry: Entry, candidate: Candidate) -> None:
+        """Alert a person once of a stale partition whose run was interrupted: no other alert is about it."""
+        run = candidate.latest_run
+        if run is None or run.interrupted_by is None or entry.told == (mark := told_stale(run.run_id)):
+            return
+        self.alerts.append(left_stale(entry, tuple(candidate.wrong), candidate.why, self.now))
+        self.entries[entry.key] = replace(self._with_why(entry), told=mark, alerted=True)
 
     def _launch(self, key: str, candidate: Candidate, run_key: str) -> Launch:
         # The assets downstream of a new result are made again with it.

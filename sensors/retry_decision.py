@@ -18,7 +18,8 @@ a check that refused the rows             this schedule, where failed rows have 
                                           that may pass, counted in the rows); where none has, a person
 a file that does not match its record     this schedule: the second copy, else as a materialization
 answers of the model that are garbage     a person: its failed rows are new rows, and would go on for ever
-settings or catalogue changed             a person, who is shown what it costs
+settings or catalogue changed             a person, who is shown what it costs; a run of such a partition that
+                                          was interrupted before its journal is told
 cancelled by a person                     that person, by launching it
 ========================================  ==========================================================
 

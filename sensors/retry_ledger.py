@@ -72,6 +72,11 @@ def told_person(run_id: str, assets: Collection[str]) -> str:
     return f"{_PERSON}: {tag_value(run_id, assets)}"
 
 
+def told_stale(run_id: str) -> str:
+    """What an entry has in ``told`` if its partition is stale and left to a person, after this run."""
+    return f"stale: {run_id}"
+
+
 def subject(key: str) -> str:
     """The subject of the alerts about one partition's attempts."""
     return f"partitions/{key}/attempts"
@@ -128,6 +133,19 @@ def left_to_person(entry: Entry, assets: Collection[str], why: str, now: float) 
         ),
         expected="failed rows that another try may cure",
         actual=why,
+    )
+
+
+def left_stale(entry: Entry, assets: Collection[str], why: str, now: float) -> Alert:
+    """The alert of a partition whose run did not end well, and that another run would make anew."""
+    return _alert_of(
+        entry,
+        now,
+        kind="partition_needs_person",
+        title=f"Partition {entry.key} is not tried again by itself ({', '.join(assets)})",
+        next_step=f"{command('run', entry.key)} says what making it anew takes, and asks.",
+        expected="a partition made under the settings that count now",
+        actual=f"it was made under other settings; {why}",
     )
 
 

@@ -450,6 +450,24 @@ def test_interruptions_are_resumed_and_told_once_if_they_repeat(home):
     assert home.ledger["a"].attempts == 0
 
 
+@pytest.mark.parametrize("tags", [INTERRUPTED, {"dagster/failure_reason": "START_TIMEOUT"}])
+def test_an_interrupted_run_of_a_stale_partition_is_told_once(home, tags):
+    """It ended before its journal was there: nothing resumes it, and no alert of failed runs tells of it."""
+    home.materialize("a")
+    home.behaviour.stale.add("a")
+    for _ in range(2):
+        home.ends("a", **tags)
+        for _ in range(3):
+            home.clock.now += HOUR
+            assert home.tick() == []
+    assert home.told == [("partition_needs_person", "a")]
+    raised = home.failed_partitions.outbox.recent(9)
+    assert [event.happening for event in raised] == ["raised", "raised"], "once for each run"
+    assert "asks" in raised[0].alert.next_step
+    home.materialize("a")
+    assert (home.tick(), home.told) == ([], [])
+
+
 def remembered(home):
     return {done.key: done for done in done_again_since(open_state(home.state), 0.0)}
 
