@@ -5,8 +5,9 @@ A cancelled partition is not a failed one: a retry would restart what a person h
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
@@ -25,7 +26,10 @@ _NOTE_SECONDS = 86_400.0
 
 @dataclass(frozen=True)
 class Cancel:
-    """A run that a person ended, and when (unix seconds)."""
+    """A run that a person ended, and when (unix seconds): from then on a launch by hand lifts the cancel.
+
+    That is the run's end, or the person's request to end it if a launch by hand came in between.
+    """
 
     run_id: str
     at: float
@@ -40,11 +44,16 @@ class Cancelled:
 
 
 def updated(
-    cancelled: Cancelled, ended: Iterable[RunState], created: Iterable[RunState], now: float
+    cancelled: Cancelled,
+    ended: Iterable[RunState],
+    created: Iterable[RunState],
+    now: float,
+    requested_at: Callable[[str], float | None] = lambda run_id: None,
 ) -> Cancelled:
     """The cancels after these runs: ended are cancelled runs, created are runs of any kind.
 
-    Runs that were counted before change nothing.
+    requested_at: when a person asked to end a run (unix seconds); None if nobody knows. Runs that were
+    counted before change nothing.
     """
     by_hand: dict[str, float] = {}
     for run in created:
@@ -53,9 +62,13 @@ def updated(
     partitions = dict(cancelled.partitions)
     for run in ended:
         if run.partition is not None and run.ended_at is not None and run.interrupted_by is None:
+            at = run.ended_at
+            if run.created_at < by_hand.get(run.partition, 0.0) <= at:
+                # A run may take minutes to end. Its log is read only here, because that costs milliseconds.
+                at = requested_at(run.run_id) or at
             latest = partitions.get(run.partition)
-            if latest is None or latest.at < run.ended_at:
-                partitions[run.partition] = Cancel(run.run_id, run.ended_at)
+            if latest is None or latest.at < at:
+                partitions[run.partition] = Cancel(run.run_id, at)
     # A run that a person created after the cancel lifts it. The database keeps times in whole seconds.
     standing = {key: cancel for key, cancel in partitions.items() if by_hand.get(key, 0.0) <= cancel.at}
     return Cancelled(standing, now)
@@ -79,15 +92,16 @@ class Cancels:
         from dagster import DagsterRunStatus
 
         ended = dagster.runs_ended_since(max(since, 0.0), [DagsterRunStatus.CANCELED])
-        oldest = min([since, *(run.ended_at or now for run in ended)])
+        oldest = min([since, *(run.created_at for run in ended)])
         created = dagster.runs_created_since(max(oldest, 0.0)) if recorded.partitions or ended else []
-        cancelled = updated(recorded, ended, created, now)
+        requested_at = cache(dagster.cancel_requested_at)
+        cancelled = updated(recorded, ended, created, now, requested_at)
         changed = cancelled.partitions != recorded.partitions
         if changed or now - recorded.read_until > _NOTE_SECONDS:
 
             def write(connection: sa.Connection) -> Cancelled:
                 # Another tick may have written meanwhile.
-                latest = updated(_read(connection), ended, created, now)
+                latest = updated(_read(connection), ended, created, now, requested_at)
                 _write(connection, latest)
                 return latest
 

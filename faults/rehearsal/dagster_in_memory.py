@@ -50,6 +50,7 @@ class DagsterInMemory(DagsterFacts):
         self.evaluations: list[CheckEvaluation] = []
         self._unfinished: dict[str, None] = {}
         self._changed: dict[str, float] = {}
+        self._canceling: dict[str, float] = {}
         self._run_numbers, self._ids = itertools.count(1), itertools.count(1)
 
     def launch(
@@ -76,6 +77,8 @@ class DagsterInMemory(DagsterFacts):
         ended = self.clock() if status in FINISHED else None
         self.runs[run_id] = replace(run, status=status, ended_at=ended, tags={**run.tags, **tags})
         self._changed[run_id] = self.clock()
+        if status is DagsterRunStatus.CANCELING:
+            self._canceling[run_id] = self.clock()
         if ended is not None:
             self._unfinished.pop(run_id, None)
 
@@ -149,6 +152,10 @@ class DagsterInMemory(DagsterFacts):
     def error_of(self, run_id: str) -> str | None:
         """A sentence."""
         return "It failed."
+
+    def cancel_requested_at(self, run_id: str) -> float | None:
+        """When it went to CANCELING."""
+        return self._canceling.get(run_id)
 
     def succeeded_at(self, job: str) -> float | None:
         """None: there are no such jobs."""

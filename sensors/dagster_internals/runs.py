@@ -329,6 +329,11 @@ class InstanceRuns:
             message = message or event.message
         return message
 
+    def cancel_requested_at(self, run_id: str) -> float | None:
+        """When a person asked to end a run (unix seconds); None if its log does not say."""
+        entries = self.instance.all_logs(run_id, of_type=dg.DagsterEventType.RUN_CANCELING)
+        return entries[0].timestamp if entries else None
+
     def succeeded_at(self, job: str) -> float | None:
         """When the newest run of a job that succeeded has ended, in unix seconds."""
         succeeded = dg.RunsFilter(job_name=job, statuses=[DagsterRunStatus.SUCCESS])

@@ -555,6 +555,40 @@ def test_a_cancel_ends_with_a_launch_by_hand(seconds, tags, stands):
     assert updated(Cancelled(), [failed], [], 105.0).partitions == {}
 
 
+@pytest.mark.parametrize(
+    ("seconds", "launched"), [(5, ["a"]), (-5, [])], ids=["after the request", "before it"]
+)
+def test_a_launch_by_hand_while_the_cancelled_run_still_ends_lifts_the_cancel(home, seconds, launched):
+    """What counts is when the person asked to end it, although its process takes its time to commit."""
+    first = home.dagster.launch("a", ["first"])
+    home.clock.now += 60
+    start = home.clock.now
+    if seconds < 0:
+        second = home.dagster.launch("a", ["second"])
+        home.clock.now -= seconds
+    home.dagster.change(first, S.CANCELING)
+    if seconds > 0:
+        home.clock.now += seconds
+        second = home.dagster.launch("a", ["first"], S.QUEUED)
+    home.clock.now = start + 60
+    home.dagster.change(first, S.CANCELED)
+    home.look()
+    home.clock.now += 600
+    home.dagster.change(second, S.FAILURE)
+    home.look()
+    home.clock.now += HOUR
+    assert home.tick() == launched
+
+
+def test_dagster_says_when_a_person_asked_to_end_a_run(orchestrator):
+    """Its log has it; that of a run that ended without a request has not."""
+    run, other = orchestrator.created("a"), orchestrator.created("b")
+    orchestrator.instance.report_run_canceling(run)
+    assert orchestrator.dagster.cancel_requested_at(run.run_id) == pytest.approx(time.time(), abs=60)
+    orchestrator.instance.report_run_canceled(other)
+    assert orchestrator.dagster.cancel_requested_at(other.run_id) is None
+
+
 def test_a_wish_for_a_look_is_answered_once(tmp_path):
     """A wish that comes while one is being answered is not forgotten with it."""
     state = open_state(tmp_path)
