@@ -8,6 +8,7 @@ ordinals stay, every count adds up, and an ingest of the same listing knows that
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -45,6 +46,7 @@ from vlm_catalog.withdrawn_ids import (
 )
 from vlm_durable.commands import command
 from vlm_durable.files.files import TEMPORARY_SUFFIX, sync_directory
+from vlm_durable.files.lock_files import acquire_lock
 from vlm_durable.files.sealed_json import read_sealed, write_sealed
 from vlm_durable.mirror.mirror import Mirror
 from vlm_durable.mirror.stored_journal import pull_others
@@ -168,12 +170,29 @@ def pending_withdrawal(settings: Settings) -> Withdrawal | None:
 def withdraw(settings: Settings, withdrawal: Withdrawal) -> Iterator[str]:
     """Withdraw, and say what was removed. Killed anywhere, it is finished by doing it again.
 
-    Raises CommandError with nothing changed; PublishedError, JournalError, CatalogError,
+    Raises CommandError or BrokenSealError with nothing changed; PublishedError, JournalError, CatalogError,
     ModelLoadError or OSError with everything not yet said still to do.
     """
     _refuse_without_extensions(settings)
+    lock = acquire_lock(settings.state_directory / "withdrawal.lock")
+    if lock is None:
+        raise CommandError(
+            "Another process withdraws properties now. Nothing was changed. Wait for it, then do it again."
+        )
+    with contextlib.closing(lock):
+        pending = pending_withdrawal(settings)
+        if pending is not None and pending != withdrawal:
+            # Its note is all that says which properties it has begun to remove.
+            raise CommandError(
+                "Another withdrawal was cut short. Nothing was changed. Finish that one first:"
+                f" {command('withdraw')}."
+            )
+        yield from _withdraw(settings, withdrawal, goes_on=pending is not None)
+
+
+def _withdraw(settings: Settings, withdrawal: Withdrawal, *, goes_on: bool) -> Iterator[str]:
+    """The steps. goes_on: this withdrawal was cut short before."""
     note = withdrawal_note(settings.state_directory)
-    goes_on = note.exists()
     state = control_state(settings)
     write_sealed(note, {"about": _ABOUT, **asdict(withdrawal)})
     # First: a run that begins later on any machine asks for it, and one that began before is seen below.

@@ -354,6 +354,23 @@ def test_a_training_that_may_learn_from_a_property_is_removed(desk, left):
     assert folder.exists() == ("function" in left)
 
 
+def test_a_withdrawal_that_is_under_way_or_was_cut_short_is_not_forgotten_for_another(dataset):
+    """Two persons are asked at once: the second to agree overwrites no note of what the first has begun."""
+    settings = dataset.settings
+    first, second = (prepare_withdrawal(settings, [property_id]) for property_id in ("p1", "p3"))
+    steps = withdraw(settings, first)
+    next(steps)
+    for state in ("Another process withdraws properties now", "Another withdrawal was cut short"):
+        with pytest.raises(CommandError, match=state):
+            next(withdraw(settings, second))
+        assert pending_withdrawal(settings) == first
+        steps.close()
+    assert "p3" in ids_of(settings, 1)
+    for withdrawal in (first, second):
+        list(withdraw(settings, withdrawal))
+    assert [path for gone in ("p1", "p3") for path in files_with(settings.home, gone)] == []
+
+
 def test_status_names_a_withdrawal_that_was_cut_short(desk):
     """Nobody believes that all is gone while it is not."""
     wanted = prepare_withdrawal(desk.settings, ids_of(desk.settings)[:1])
