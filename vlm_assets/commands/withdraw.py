@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
 
@@ -50,7 +51,8 @@ def withdraw_command(
 
     Takes them out of the catalogue, published files, earlier versions and journals, and keeps them out.
     Their images, your listing and Dagster's own history are not touched.
-    If it is cut short, the same command goes on. Exit code 0 if all is removed, 1 if not.
+    If it is cut short, the same command goes on, and a command with other ids finishes it first.
+    Exit code 0 if all is removed, 1 if not.
     """
     settings = chosen_settings(home)
     doing("looking for what is to be removed")
@@ -67,11 +69,17 @@ def withdraw_command(
             begin_list(settings, accepts_loss=True)
         say("The list is there already." if has_list else "A new list of withdrawn ids was begun.")
         raise typer.Exit(0)
-    withdrawal = pending_withdrawal(settings)
-    if withdrawal is not None:
+    named_ids = None if ids is None else [line for line in ids.read_text().splitlines() if line]
+    pending = pending_withdrawal(settings)
+    if pending is not None:
         say("A withdrawal was cut short. It is finished first.", fg="yellow")
-    else:
-        withdrawal = _agreed_withdrawal(settings, ids, yes)
+        _withdraw(settings, pending)
+        named_ids = [property_id for property_id in named_ids or () if property_id not in pending.tombstones]
+    if pending is None or named_ids:
+        _withdraw(settings, _agreed_withdrawal(settings, named_ids, yes))
+
+
+def _withdraw(settings: Settings, withdrawal: Withdrawal) -> None:
     say_all(withdraw(settings, withdrawal))
     say(
         f"{counted(len(withdrawal.tombstones), 'properties are', 'property is')} withdrawn. Take them out of"
@@ -80,11 +88,9 @@ def withdraw_command(
     )
 
 
-def _agreed_withdrawal(settings: Settings, ids: Path | None, yes: bool) -> Withdrawal:
+def _agreed_withdrawal(settings: Settings, named_ids: Collection[str] | None, yes: bool) -> Withdrawal:
     """The withdrawal of the named ids, or of those that came back, where a person agrees; else it exits."""
-    if ids is not None:
-        named_ids = [line for line in ids.read_text().splitlines() if line]
-    else:
+    if named_ids is None:
         named_ids = returned_ids(settings, Catalog.open(settings.home))
         if not named_ids:
             say(
