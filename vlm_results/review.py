@@ -30,6 +30,7 @@ from vlm_assets.services.command_error import CommandError
 from vlm_assets.services.intervals import Share, weighted_share
 from vlm_assets.services.progress import doing_each
 from vlm_catalog.catalog import Catalog
+from vlm_catalog.withdrawn_ids import read_withdrawn
 from vlm_durable.commands import command
 from vlm_durable.files.files import make_directory, sync_directory, write_replacing
 from vlm_durable.files.layout import Home
@@ -318,9 +319,19 @@ def verdict_of(
 
 
 def append_verdict(home: Path, verdict: FieldVerdict) -> None:
-    """Append a verdict, durable when this returns. Raises OSError, CommandError."""
+    """Append a verdict, durable when this returns.
+
+    Raises CommandError if its property is withdrawn, CatalogError, OSError.
+    """
     path = home / REVIEWS
     with _locked(home):
+        # Under the lock: a withdrawal writes its list first, and removes verdicts under the lock.
+        withdrawn = read_withdrawn(home)
+        if withdrawn is not None and verdict.property_id in withdrawn:
+            raise CommandError(
+                "The property was withdrawn, and no verdict on it is kept. Where a file of verdicts was being"
+                " taken over, do it again for the others."
+            )
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             with contextlib.suppress(PermissionError):

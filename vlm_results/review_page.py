@@ -24,7 +24,7 @@ from vlm_assets.commands.terminal import AsJson, Home, Port, app, chosen_setting
 from vlm_assets.config.settings import Settings
 from vlm_assets.services.command_error import CommandError
 from vlm_assets.webserver.server import serve_page
-from vlm_catalog.catalog import Catalog
+from vlm_catalog.catalog import Catalog, CatalogError
 from vlm_durable.files.sealed_json import FormatVersionError
 from vlm_durable.wording import counted
 from vlm_results.certification import certify_published
@@ -100,7 +100,7 @@ def review_app(settings: Settings, catalog: Catalog, sample: Sequence[Reviewed])
             await run_in_threadpool(append_verdict, settings.home, verdict)
         except VerdictError as error:
             return PlainTextResponse(f"This is no verdict: {error}", 400)
-        except (CommandError, OSError) as error:
+        except (CommandError, CatalogError, OSError) as error:
             return PlainTextResponse(f"The verdict is not kept: {error}", 500)
         return JSONResponse({"kept": True})
 

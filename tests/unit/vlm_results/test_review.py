@@ -32,6 +32,7 @@ from vlm_results.review import (
     draw_sample,
     forget_verdicts,
     published_answers,
+    take_verdicts,
     verdict_of,
 )
 from vlm_training.training_data import training_samples
@@ -206,6 +207,37 @@ def test_verdicts_on_withdrawn_properties_are_removed(tmp_path):
     assert verdicts(tmp_path).keys() == {"p2"}
     assert b"p1" not in (tmp_path / REVIEWS).read_bytes()
     assert [path for path in tmp_path.rglob("*") if path.is_file() and b"p1" in path.read_bytes()] == []
+
+
+def test_no_verdict_on_a_withdrawn_property_is_kept(dataset, tmp_path, monkeypatch):
+    """Neither of a page that was open before the withdrawal, nor of a file that is taken over beside it."""
+    settings, catalog = dataset.settings, dataset.catalog
+    kept, path = settings.home / REVIEWS, tmp_path / "verdicts.jsonl"
+    drawn = {
+        reviewed.property_id: reviewed
+        for reviewed in draw_sample(settings, catalog, count=50, seed=1, suspicious=False)
+    }
+    lines = [
+        {"property_id": name, "answer": drawn[name].answer, "description": {"floors": 2}}
+        for name in ("p0", "p5", "p8")
+    ]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    page = TestClient(review_page.review_app(settings, catalog, [drawn["p5"]]))
+
+    def append_beside(home, verdict):
+        if verdict.property_id == "p5":
+            dataset.withdraw("p5")
+        append_verdict(home, verdict)
+
+    with monkeypatch.context() as beside:
+        beside.setattr(review, "append_verdict", append_beside)
+        with pytest.raises(CommandError, match=r"was withdrawn, .* do it again for the others"):
+            take_verdicts(settings, catalog, path)
+    answer = page.post("/verdict/0", json={"right": ["floors"], "wrong": [], "corrections": {}})
+    assert (answer.status_code, "The property was withdrawn" in answer.text) == (500, True)
+    take_verdicts(settings, dataset.catalog, path)
+    assert verdicts(settings.home).keys() == {"p0", "p8"}
+    assert b"p5" not in kept.read_bytes()
 
 
 def test_a_stopped_process_with_the_lock_is_named_and_waited_for_no_longer(
