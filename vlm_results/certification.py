@@ -22,6 +22,7 @@ from vlm_results.confidence_statistics import GRID, Counts, certify, looks, next
 from vlm_results.guarantee import (
     LookResult,
     lowest_threshold,
+    only_looker,
     promised_shares,
     quarantine_looks,
     read_looks,
@@ -105,14 +106,24 @@ class FieldPromise:
 def certify_published(
     settings: Settings, catalog: Catalog, *, report: Callable[[str], None] = _log.warning
 ) -> list[FieldPromise]:
-    """``certify_promises`` for what is published and judged. Only new partitions are read for it.
+    """``read_and_certify`` for what is published. Only new partitions are read for its quality.
 
     Raises CommandError, CatalogError, SchemaError, TruthError, FormatVersionError, OSError.
     """
     if not ResultsSettings.part_of(settings).guarantee_targets:
         return []
-    quality, judged = assess_quality(settings, catalog), read_judged(settings, catalog)
-    return certify_promises(settings, quality, judged, report=report)
+    quality = assess_quality(settings, catalog)
+    return read_and_certify(settings, catalog, quality, report=report)[1]
+
+
+def read_and_certify(
+    settings: Settings, catalog: Catalog, quality: Quality, *, report: Callable[[str], None]
+) -> tuple[dict[str, list[Judged]], list[FieldPromise]]:
+    """``read_judged``, and ``certify_promises`` with these labels; raises what they raise."""
+    # Under one lock: a withdrawal in between would miss the labels of a look that is not written yet.
+    with only_looker(settings):
+        judged = read_judged(settings, catalog)
+        return judged, certify_promises(settings, quality, judged, report=report)
 
 
 def certify_promises(

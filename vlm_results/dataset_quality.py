@@ -28,10 +28,9 @@ from vlm_durable.state.pause import pause_of
 from vlm_durable.state.workers import Workers
 from vlm_durable.wording import counted
 from vlm_results.calibration import Calibration, learn_curves
-from vlm_results.certification import FieldPromise, certify_promises
+from vlm_results.certification import FieldPromise, read_and_certify
 from vlm_results.confidence_statistics import calibration_error
 from vlm_results.joined_rows import lacking_sentences
-from vlm_results.labels import read_judged
 from vlm_results.published_table import last_publication
 from vlm_results.quality import FieldAnswers, Kind, Quality, Suspicion, assess_quality
 from vlm_results.results_settings import ResultsSettings
@@ -188,10 +187,9 @@ def build_dataset_quality(settings: Settings) -> dg.AssetsDefinition:
         quality = assess_quality(settings, catalog)
         for finding in quality.findings[:_SHOWN]:
             context.log.warning(_sentence(finding))
-        judged = read_judged(settings, catalog)
+        judged, promises = read_and_certify(settings, catalog, quality, report=context.log.warning)
         calibrations = learn_curves(settings, quality, judged, report=context.log.warning)
         right = accuracy(settings.home, published_answers(settings, catalog))
-        promises = certify_promises(settings, quality, judged, report=context.log.warning)
         metadata = quality_metadata(quality, right, calibrations, promises)
         metadata["changed"] = dg.MetadataValue.text(changed)
         yield dg.MaterializeResult(metadata=metadata, check_results=check_results(quality))

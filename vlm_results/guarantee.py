@@ -8,7 +8,7 @@ column ``raw_description``. ``certification.py`` finds the thresholds; they are 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final, Self
 
@@ -18,7 +18,8 @@ import pyarrow.compute as pc
 from vlm_assets.assets.fingerprint import digest_of, settings_digest
 from vlm_assets.assets.partition import CONFIDENCE
 from vlm_assets.config.settings import Settings
-from vlm_durable.files.files import TEMPORARY_SUFFIX
+from vlm_durable.files.files import TEMPORARY_SUFFIX, make_directory
+from vlm_durable.files.lock_files import locked
 from vlm_durable.files.sealed_json import BrokenSealError, read_sealed, set_aside_damaged, write_sealed
 from vlm_durable.versions.partition_files import PublishedRecord
 from vlm_results.results_settings import ResultsSettings
@@ -116,23 +117,32 @@ def write_looks(settings: Settings, looks: Iterable[LookResult]) -> None:
     )
 
 
+@contextlib.contextmanager
+def only_looker(settings: Settings) -> Iterator[None]:
+    """Let one process at a time read labels and write its looks at them, or forget labels. Raises OSError."""
+    make_directory(settings.state_directory)
+    with locked(settings.state_directory / f"{FILE}.lock"):
+        yield
+
+
 def forget_judged(settings: Settings, ids: Iterable[str]) -> bool:
     """Take the labels of these properties out of all looks; whether there were any. Raises OSError.
 
     What a look showed stays: a label that is gone changes nothing. Damaged files promise nothing, and go.
     """
-    quarantine_looks(settings)
-    leftovers = settings.state_directory.glob(f".{FILE}.*{TEMPORARY_SUFFIX}")
-    for path in (*settings.descriptions.quarantine.glob(f"{FILE}.*"), *leftovers):
-        path.unlink()
-    gone = set(map(digest_of, ids))
-    kept = read_looks(settings)
-    left = [
-        replace(result, judged={name: label for name, label in result.judged.items() if name not in gone})
-        for result in kept
-    ]
-    if left != kept:
-        write_looks(settings, left)
+    with only_looker(settings):
+        quarantine_looks(settings)
+        leftovers = settings.state_directory.glob(f".{FILE}.*{TEMPORARY_SUFFIX}")
+        for path in (*settings.descriptions.quarantine.glob(f"{FILE}.*"), *leftovers):
+            path.unlink()
+        gone = set(map(digest_of, ids))
+        kept = read_looks(settings)
+        left = [
+            replace(result, judged={name: label for name, label in result.judged.items() if name not in gone})
+            for result in kept
+        ]
+        if left != kept:
+            write_looks(settings, left)
     return left != kept
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import threading
 from collections import Counter
 
 import numpy as np
@@ -12,8 +13,10 @@ import pytest
 from tests.support.exports import exported_rows, list_changes
 from tests.support.homes import DESCRIPTIONS, publish
 from tests.support.sure_answers import sure_dataset
+from vlm_assets.assets.fingerprint import digest_of
 from vlm_assets.config.settings import SettingsError, load_settings
 from vlm_assets.services.command_error import CommandError
+from vlm_durable.files.lock_files import LockFile
 from vlm_durable.versions.published import PublishedPartitions
 from vlm_results import certification, confidence_statistics, explore
 from vlm_results.certification import certify_published
@@ -21,7 +24,7 @@ from vlm_results.changes import RowSnapshot, Since, changes
 from vlm_results.confidence_statistics import GRID, cell_counts
 from vlm_results.export import ExportOptions, Format, export
 from vlm_results.exported_images import Images
-from vlm_results.guarantee import FILE, Guarantee, shown_rows
+from vlm_results.guarantee import FILE, Guarantee, forget_judged, shown_rows
 from vlm_results.labels import Judged
 from vlm_results.published_table import matching_rows, published_records, read_described, read_rows
 from vlm_results.quality import Quality
@@ -211,6 +214,36 @@ def test_labels_that_are_gone_promise_nothing_any_more(tmp_path):
         assert (certify(dataset, range(labels)).threshold is not None) is promises
         shown = Guarantee.read(dataset.settings).thresholds_for(dataset.descriptions.record(dataset.keys[0]))
         assert (shown["has_pool"] is not None) is promises
+
+
+def test_a_look_beside_a_withdrawal_brings_no_label_back(tmp_path, monkeypatch):
+    """A look has read its labels and is not written yet: the withdrawal waits, and takes its property out."""
+    dataset, reached = labelled(tmp_path, range(300)), threading.Event()
+
+    def forget():
+        forget_judged(dataset.settings, ["p0"])
+        reached.set()
+
+    withdrawal = threading.Thread(target=forget)
+    wait, read = LockFile.wait, certification.read_judged
+
+    def wait_visibly(lock):
+        if not lock.try_lock():
+            reached.set()
+            wait(lock)
+
+    def read_beside(*arguments):
+        judged = read(*arguments)
+        withdrawal.start()
+        reached.wait()
+        return judged
+
+    monkeypatch.setattr(LockFile, "wait", wait_visibly)
+    monkeypatch.setattr(certification, "read_judged", read_beside)
+    assert len(certify(dataset).looks[0].judged) == 300
+    withdrawal.join()
+    kept = (dataset.settings.state_directory / FILE).read_text()
+    assert digest_of("p1") in kept and digest_of("p0") not in kept
 
 
 def test_the_labels_of_a_look_are_frozen_while_more_is_published(monkeypatch):
