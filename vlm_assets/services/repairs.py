@@ -118,9 +118,14 @@ def find_repairs(settings: Settings, audited: Audit, *, failed: bool = False) ->
         repairs += _of_partition(PartitionFiles(folders, key), findings, settings.mirror)
     repairs = _without_consequences(repairs, settings)
     repairs += _refused(audited, embeddings)
-    named = {folders.name for folders in settings.partitioned_assets}
-    repairs = [repair if repair.asset in named else _of_removed_set(repair) for repair in repairs]
+    repairs = [
+        _by_hand(repair, settings)
+        if repair.remedy in COMPUTING and repair.asset not in settings.computed_assets
+        else repair
+        for repair in repairs
+    ]
     if failed:
+        named = {folders.name for folders in settings.partitioned_assets}
         computed = {(repair.asset, repair.key) for repair in repairs if repair.remedy in COMPUTING}
         repairs += [
             _failed_again(partition)
@@ -132,11 +137,12 @@ def find_repairs(settings: Settings, audited: Audit, *, failed: bool = False) ->
     return sorted(repairs, key=lambda repair: (repair.remedy in COMPUTING, repair.asset, repair.key or ""))
 
 
-def _of_removed_set(repair: Repair) -> Repair:
-    """The same, where no settings name the question set: nothing of it can be computed."""
-    if repair.remedy not in COMPUTING:
-        return repair
-    why = f"No settings name its question set: put that back into the file of {PREFIX}QUESTIONS first."
+def _by_hand(repair: Repair, settings: Settings) -> Repair:
+    """The same, where no run makes the asset: a person says first how it is computed."""
+    if repair.asset == settings.embeddings.name:
+        why = f"Nothing computes it without an embedding model: set {PREFIX}EMBEDDING_MODEL first."
+    else:
+        why = f"No settings name its question set: put that back into the file of {PREFIX}QUESTIONS first."
     return replace(repair, remedy=Remedy.BY_HAND, why=(*repair.why, why), forgets=False)
 
 
