@@ -88,6 +88,10 @@ class Cancels:
         # all runs are read again.
         since = max(recorded.read_until, self._read_until) if recorded.read_until else 0.0
         since -= _OVERLAP_SECONDS
+        # So are they after the clock was put back: what a person cancelled since then ended before ``since``.
+        was_put_back = since > now
+        if was_put_back:
+            since = 0.0
         # Not at the top: ``vlm-assets status`` reads cancels, and importing Dagster takes a second.
         from dagster import DagsterRunStatus
 
@@ -97,7 +101,7 @@ class Cancels:
         requested_at = cache(dagster.cancel_requested_at)
         cancelled = updated(recorded, ended, created, now, requested_at)
         changed = cancelled.partitions != recorded.partitions
-        if changed or now - recorded.read_until > _NOTE_SECONDS:
+        if changed or was_put_back or now - recorded.read_until > _NOTE_SECONDS:
 
             def write(connection: sa.Connection) -> Cancelled:
                 # Another tick may have written meanwhile.

@@ -589,6 +589,21 @@ def test_dagster_says_when_a_person_asked_to_end_a_run(orchestrator):
     assert orchestrator.dagster.cancel_requested_at(other.run_id) is None
 
 
+@pytest.mark.parametrize("put_back", [0, 2 * HOUR])
+def test_a_cancel_after_the_clock_was_put_back_stands(home, put_back):
+    """All runs are read once more then: nobody is overruled until the clock comes to where it was."""
+    home.ends("b", status=S.CANCELED)
+    home.look()
+    home.clock.now -= put_back
+    checks(home)
+    (launch,) = home.look().launches
+    home.ends("a", status=S.CANCELED, **{LAUNCHED_BY: RETRY, "dagster/run_key": launch.run_key})
+    for _ in range(24):
+        home.clock.now += 600
+        assert home.tick() == []
+    assert set(home.failed_partitions.cancels.read()) == {"a", "b"}
+
+
 def test_a_wish_for_a_look_is_answered_once(tmp_path):
     """A wish that comes while one is being answered is not forgotten with it."""
     state = open_state(tmp_path)
