@@ -96,7 +96,8 @@ class AlertScan:
 
     def scan(self, dagster: DagsterFacts, cursor: Cursor, *, now: float) -> tuple[Cursor, str]:
         """Post new alerts and recoveries. Returns the new cursor and a sentence. Raises ControlStateError."""
-        if self._since is None:
+        # Ticks from before the clock was put back say nothing: each sensor has its time from now on.
+        if self._since is None or (cursor.runs is not None and cursor.runs > now):
             self._since = now
         opened = self.outbox.open_subjects()
         # Runs are read before checks: then the failed checks that made a run fail are among those read.
@@ -115,7 +116,7 @@ class AlertScan:
         # While everything waits on purpose, a standstill is no trouble, and an earlier one is not over.
         waits = self.paused() or NONE_LEFT in opened
         standing = {} if waits else self._standing(dagster)
-        still_since = {subject: cursor.still.get(subject, now) for subject in standing}
+        still_since = {subject: min(now, cursor.still.get(subject, now)) for subject in standing}
         alerts += [
             alert(still_since[subject], now=now)
             for subject, (patience, alert) in standing.items()
@@ -228,12 +229,12 @@ def failed_runs(dagster: DagsterFacts, since: float | None, *, now: float) -> li
     Interrupted runs are left out, because they are resumed, and runs that Dagster retries by itself.
     since: unix seconds; None at the very first scan, which goes back an hour.
     """
-    # If the clock was put back, ``since`` lies ahead: it must not hide runs.
+    # If the clock was put back, ``since`` lies ahead, and ends of runs too: neither hides runs.
     start = now - _RUNS_FIRST_SCAN_SECONDS if since is None else min(since, now) - _RUNS_LOOK_BACK_SECONDS
     return [
         run
         for run in dagster.runs_ended_since(start, [dg.DagsterRunStatus.FAILURE])
-        if (run.ended_at is None or run.ended_at <= now - _SETTLED_SECONDS)
+        if (run.ended_at is None or abs(now - run.ended_at) >= _SETTLED_SECONDS)
         and run.interrupted_by is None
         and not run.is_retried_by_dagster
     ]

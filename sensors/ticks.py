@@ -69,7 +69,8 @@ class Ticks:
         def write(connection: sa.Connection) -> None:
             is_this = _table.c.name == name
             before = connection.execute(sa.select(_table).where(is_this)).first()
-            has_gap = before is None or now - before.at > LONGEST_SILENCE_SECONDS
+            # A tick that lies ahead was noted before the clock was put back.
+            has_gap = before is None or abs(now - before.at) > LONGEST_SILENCE_SECONDS
             since = now if before is None or has_gap else before.since
             row = asdict(Tick(name, now, interval_seconds, since))
             change = _table.insert() if before is None else _table.update().where(is_this)
@@ -102,12 +103,15 @@ class Ticks:
     def silent_sensors(self, watched: Mapping[str, float], *, since: float, now: float) -> Iterator[Alert]:
         """Alerts of sensors that do not tick. watched: their names and intervals in seconds.
 
-        since: from when a sensor that never ticked was expected to tick. All times in unix seconds.
+        since: from when a sensor was expected to tick that never did, or only before the clock was put back.
+        All times in unix seconds.
         """
         ticks = self.last()
         for name, interval in watched.items():
             tick = ticks.get(name)
-            if now - (max(tick.at, since) if tick else since) <= _longest_silence(interval):
+            is_ahead = tick is not None and tick.at > now + LONGEST_SILENCE_SECONDS
+            last = since if tick is None or is_ahead else max(tick.at, since)
+            if now - last <= _longest_silence(interval):
                 continue
             yield Alert(
                 kind=SILENT,
@@ -133,7 +137,7 @@ class Ticks:
         """
         sentences = {_DAEMON: "The daemon ticks."} if _DAEMON in open_subjects else {}
         for tick in self.last().values():
-            if _subject(tick.name) in open_subjects and now - tick.at <= _longest_silence(
+            if _subject(tick.name) in open_subjects and abs(now - tick.at) <= _longest_silence(
                 tick.interval_seconds
             ):
                 sentences[_subject(tick.name)] = f"It ticked at {_clock(tick.at)}."
@@ -145,9 +149,11 @@ class Ticks:
 
     def _silent_daemon(self, now: float) -> Alert | None:
         """An alert if nothing at all has ticked for long; None if something has, or if nothing ever did."""
-        last = max((tick.at for tick in self.last().values()), default=now)
-        if now - last <= LONGEST_SILENCE_SECONDS:
+        ticks = self.last().values()
+        # Ticks that lie ahead were noted before the clock was put back: a daemon that lives has ticked since.
+        if not ticks or any(abs(now - tick.at) <= LONGEST_SILENCE_SECONDS for tick in ticks):
             return None
+        last = max(tick.at for tick in ticks)
         return Alert(
             kind=DAEMON_SILENT,
             subject=_DAEMON,
@@ -167,7 +173,7 @@ class Ticks:
 
     def _silent_alerts(self, now: float) -> Alert | None:
         others = [tick for tick in self.last().values() if tick.name != ALERTS]
-        ticking_since = [tick.since for tick in others if now - tick.at <= LONGEST_SILENCE_SECONDS]
+        ticking_since = [tick.since for tick in others if abs(now - tick.at) <= LONGEST_SILENCE_SECONDS]
         if not ticking_since:
             return None
         # The daemon runs since then. Just started, it had no time for the alerts sensor yet.

@@ -207,6 +207,21 @@ def test_what_was_told_is_told_by_no_other_process_or_history_again(bench):
         assert bench.told() == []
 
 
+def test_what_stands_or_failed_is_told_after_the_clock_was_put_back(bench):
+    """In its time, and not a month later; a sensor that had ticked is not called silent at once."""
+    bench.begin(watched={"retries": 600.0})
+    bench.told(0)
+    bench.clock.now += 2 * DAY
+    Ticks(bench.outbox.state).record("retries", bench.clock.now, interval_seconds=600)
+    bench.dagster.launch(KEY, [], S.QUEUED)
+    assert bench.told(0) == []
+    bench.ends()
+    bench.clock.now -= DAY
+    assert bench.told() == [f"raised {RUN}"]
+    assert [bench.told(STANDSTILL_SECONDS), bench.told(1)] == [[], ["raised queue"]]
+    assert [bench.told(2099), bench.told(1)] == [[], ["raised sensor/retries"]]
+
+
 def test_a_verdict_that_is_told_twice_is_one_alert(bench):
     """A tick of the drift sensor that died after telling tells it again; seen another time it is another."""
     truncated = Finding(FindingKind.TRUNCATED, "rows", KEY, "a truncated file.")

@@ -127,6 +127,31 @@ def test_the_alerts_sensor_is_looked_at_on_its_own(nobody):
     assert list(nobody.ticking_again({"sensor/alerts"}, now=NOW + 371)) == ["sensor/alerts"]
 
 
+PUT_BACK = NOW - 30 * 24 * 3600
+"""The clock was put back by a month after the last ticks."""
+
+
+def test_a_silence_after_the_clock_was_put_back_is_told_and_not_a_month_later(ticks):
+    """A tick that lies ahead is no news of a sensor, of the daemon or of the alerts sensor."""
+    ticks.record("alerts", NOW, interval_seconds=20)
+    assert silent(ticks, PUT_BACK + 300, since=PUT_BACK) == {}, "each has its time from then on"
+    assert set(silent(ticks, PUT_BACK + 301, since=PUT_BACK)) == {"sensor/drift"}
+    assert ticks.ticking_again({"sensor/drift"}, now=PUT_BACK + 301) == {}
+    assert ticks.silence(now=PUT_BACK + 301).kind == "daemon_silent"
+    for after in range(0, 361, 60):
+        ticks.record("drift", PUT_BACK + after, interval_seconds=30)
+    assert ticks.silence(now=PUT_BACK + 361).subject == "sensor/alerts"
+
+
+def test_with_the_clock_just_put_back_the_alerts_sensor_is_no_trouble_of_its_own(nobody):
+    """Others that had ticked for long do not take the time for its next tick from it."""
+    for at in range(0, 1201, 300):
+        nobody.record("retries", NOW + at, interval_seconds=600)
+    nobody.record("alerts", NOW + 1200, interval_seconds=20)
+    nobody.record("drift", NOW + 700, interval_seconds=30)
+    assert nobody.silence(now=NOW + 705) is None
+
+
 def test_with_the_daemon_just_back_the_alerts_sensor_is_no_trouble_of_its_own(ticks):
     """A new start leaves the sensor the time for its first tick."""
     ticks.record("alerts", NOW, interval_seconds=20)
