@@ -40,7 +40,8 @@ class CatalogWatch:
 
     def check(self, now: float) -> str:
         """One tick, at this unix second. Returns a sentence about the catalogue."""
-        if now - self._compared_at >= COMPARE_SECONDS:
+        # Nobody knows how long ago it was if the clock was put back.
+        if abs(now - self._compared_at) >= COMPARE_SECONDS:
             try:
                 self.compare()
             except (self.errors, OSError) as error:

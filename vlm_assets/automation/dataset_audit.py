@@ -161,9 +161,11 @@ def why_due(last: LastAudit | None, *, works: bool, now: float) -> str | None:
     """Why an audit of published files is due now; None if it is not."""
     if last is None:
         return None if works else "The data set was never audited."
-    if now - last.at >= DAY_SECONDS:
+    # If the clock was put back, the last audit may lie ahead, by months.
+    seconds = abs(now - last.at)
+    if seconds >= DAY_SECONDS:
         return "The last audit is a day old."
-    if last.problems and not works and now - last.at >= AGAIN_SECONDS:
+    if last.problems and not works and seconds >= AGAIN_SECONDS:
         return f"The last audit found {last.problems} faults."
     return None
 

@@ -68,6 +68,15 @@ def test_bit_rot_is_put_right_within_the_hour_and_told_once(
     assert "alike" in watch.check(clock.now)
 
 
+def test_bit_rot_is_put_right_after_the_clock_was_put_back(home: Path) -> None:
+    """The last comparison lies ahead: the next is not a month later."""
+    watch = watch_of(home)
+    watch.check(1_000_000_000.0)
+    damage_rows(catalog_path(home))
+    watch.check(1_000_000_000.0 - 30 * DAY_SECONDS)
+    assert catalog_path(home).read_bytes() == backup_paths(home)[0].read_bytes()
+
+
 def test_what_a_reader_put_back_is_told_too(home: Path) -> None:
     """A run, a command or a page may meet the damage first."""
     damage_rows(catalog_path(home))

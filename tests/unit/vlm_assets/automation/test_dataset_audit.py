@@ -6,8 +6,10 @@ import dagster as dg
 import pytest
 
 from tests.support.damage import flip_bit
+from vlm_assets.automation.dataset_audit import LastAudit, why_due
 from vlm_assets.home_definitions import build_defs
 
+DAY = 24 * 3600.0
 FIRST = "000000000-000000002"
 
 
@@ -49,3 +51,14 @@ def test_a_wrong_dataset_fails_its_check_and_says_where(dataset, materialize):
     assert check.metadata["finding"].value == "digest_differs", "the alert has it from here"
     (event,) = done.asset_materializations_for_node("dataset_audit")
     assert FIRST in event.metadata["found"].value
+
+
+@pytest.mark.parametrize(
+    ("seconds", "problems", "is_due"),
+    [(DAY - 1, 0, False), (DAY, 0, True), (3599, 2, False), (3600, 2, True), (-30 * DAY, 0, True)],
+    ids=["today", "a day ago", "faults just now", "faults an hour ago", "the clock was put back"],
+)
+def test_an_audit_is_due_each_day_and_each_hour_while_something_is_wrong(seconds, problems, is_due):
+    """A time that lies ahead keeps no audit off for a month."""
+    last = LastAudit(100 * DAY, problems)
+    assert (why_due(last, works=False, now=last.at + seconds) is not None) == is_due
