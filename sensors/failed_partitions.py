@@ -35,6 +35,7 @@ from sensors.retry_ledger import (
     DoneAgain,
     Entry,
     Request,
+    asked_again,
     given_up,
     interrupted_again,
     left_stale,
@@ -313,7 +314,7 @@ class _Tick:
     def _decide(self, key: str, candidate: Candidate) -> Decision | None:
         """Decide about one partition. Returns a decision to launch; carries out every other decision."""
         entry = self.entries.get(key, Entry(key))
-        left = Candidate() if self.at_once else candidate.for_person
+        left, entry = self._left_to_person(candidate, entry)
         if to_make := candidate.without(self.watched.with_downstream(left.wrong)).wrong:
             candidate = self.candidates[key] = Candidate(to_make)
         runs = candidate.runs
@@ -349,6 +350,16 @@ class _Tick:
             return decision
         self._carry_out(decision)
         return None
+
+    def _left_to_person(self, candidate: Candidate, entry: Entry) -> tuple[Candidate, Entry]:
+        """The part that is left to a person, and the entry: a person's button is noted until the next run."""
+        left = candidate.for_person
+        if left.latest_run is None:
+            return left, entry
+        mark = asked_again(left.latest_run.run_id)
+        if self.at_once:
+            entry = replace(entry, told=mark)
+        return (Candidate() if entry.told == mark else left), entry
 
     def _rows(self, key: str) -> int | None:
         """The partition's rows. After the first that cannot be read, no others are read in this tick."""

@@ -44,8 +44,9 @@ class Entry:
     launches: of all time, so that a run key is never used twice. attempts: in a row without a new committed
     row. interruptions: runs in a row that were ended from outside, without a new row. rows: committed at the
     last tick. not_before: unix seconds. reckoned: the run whose end was counted last. requested: the launch
-    that is under way. told: what the last alert about it was for (see ``told_person``). alerted: whether an
-    alert of it is open. why: the error of its last run, or the reason of its last launch.
+    that is under way. told: what the last alert about it was for (see ``told_person``), or
+    that a person has asked for it since. alerted: whether an alert of it is open. why: the error of its last
+    run, or the reason of its last launch.
     """
 
     key: str
@@ -70,6 +71,11 @@ class Entry:
 def told_person(run_id: str, assets: Collection[str]) -> str:
     """What an entry has in ``told`` if these assets are left to a person, after this run."""
     return f"{_PERSON}: {tag_value(run_id, assets)}"
+
+
+def asked_again(run_id: str) -> str:
+    """What an entry has in ``told`` if a person's button asked for what this run had left to a person."""
+    return f"asked: {run_id}"
 
 
 def told_stale(run_id: str) -> str:

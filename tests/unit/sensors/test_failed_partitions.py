@@ -527,6 +527,25 @@ def test_a_persons_button_tries_all_that_is_wrong_again(home):
     assert launches == {"a": ("first", "second"), "b": ASSETS}
 
 
+def test_a_persons_button_tries_all_that_needs_a_person_however_many(home):
+    """Each once: the next ticks launch the rest, and what ends the same way is left to a person again."""
+    fails(home, "abcdef", for_person=ASSETS)
+    assert home.tick() == []
+    launched = home.tick(at_once=True)
+    assert len(launched) == home.cap == 3
+    left = min(set("abcdef") - set(launched))
+    for launch in home.look().launches:
+        launched.append(launch.key)
+        again = {LAUNCHED_BY: RETRY, "dagster/run_key": launch.run_key}
+        if launch.key == left:
+            home.ends(left, for_person=ASSETS, **again)
+        else:
+            home.materialize(launch.key, tags=again)
+    home.clock.now += HOUR
+    assert (sorted(launched), home.tick()) == (list("abcdef"), [])
+    assert home.told == [("partition_needs_person", left)]
+
+
 OURS = {LAUNCHED_BY: RETRY, "dagster/run_key": "a:1:0"}
 
 
