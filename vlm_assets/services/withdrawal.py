@@ -9,7 +9,7 @@ ordinals stay, every count adds up, and an ingest of the same listing knows that
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -36,6 +36,7 @@ from vlm_catalog.catalog_file import (
     withdrawal_note,
 )
 from vlm_catalog.ingest import only_ingest
+from vlm_catalog.ranges import PropertyRange
 from vlm_catalog.stored_catalog import extend_catalog, pull_catalog
 from vlm_catalog.withdrawn_ids import (
     WithdrawnIds,
@@ -187,7 +188,15 @@ def withdraw(settings: Settings, withdrawal: Withdrawal) -> Iterator[str]:
                 "Another withdrawal was cut short. Nothing was changed. Finish that one first:"
                 f" {command('withdraw')}."
             )
+        if pending is None and _slices(Catalog.open(settings.home), withdrawal.keys) != withdrawal.slices:
+            raise CommandError(
+                "The catalogue changed since this withdrawal was prepared. Nothing was changed. Do it again."
+            )
         yield from _withdraw(settings, withdrawal, goes_on=pending is not None)
+
+
+def _slices(catalog: Catalog, keys: Iterable[str]) -> dict[str, str]:
+    return {key: catalog.slice_digest(PropertyRange.from_key(key)) for key in keys}
 
 
 def _withdraw(settings: Settings, withdrawal: Withdrawal, *, goes_on: bool) -> Iterator[str]:

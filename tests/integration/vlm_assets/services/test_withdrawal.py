@@ -371,6 +371,19 @@ def test_a_withdrawal_that_is_under_way_or_was_cut_short_is_not_forgotten_for_an
     assert [path for gone in ("p1", "p3") for path in files_with(settings.home, gone)] == []
 
 
+@pytest.mark.published(*ASSETS)
+def test_a_withdrawal_that_was_prepared_before_another_one_of_its_partition_is_prepared_again(desk):
+    """Else the partition's record names an older catalogue, and its rows count as stale."""
+    gone = ids_of(desk.settings)[:2]
+    first, second = (prepare_withdrawal(desk.settings, [property_id]) for property_id in gone)
+    list(withdraw(desk.settings, first))
+    with pytest.raises(CommandError, match="The catalogue changed"):
+        list(withdraw(desk.settings, second))
+    assert gone[1] in ids_of(desk.settings) and pending_withdrawal(desk.settings) is None
+    done(desk.settings, gone[1:])
+    is_whole(desk.settings, gone)
+
+
 def test_status_names_a_withdrawal_that_was_cut_short(desk):
     """Nobody believes that all is gone while it is not."""
     wanted = prepare_withdrawal(desk.settings, ids_of(desk.settings)[:1])
