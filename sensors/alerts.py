@@ -44,7 +44,7 @@ _JOB = "job"
 _BY_HAND = "The error on the run's page says what to do; then launch it again."
 _TRIED_AGAIN = (
     "The error on the run's page says what to do. The scheduled re-materialization tries the partition again"
-    " by itself; when it gives up, another alert says so."
+    " by itself, unless it is published under other settings. When it gives up, another alert says so."
 )
 _UNRECORDED_AGAIN_SECONDS = 3600.0
 
